@@ -1,0 +1,240 @@
+"""Dense products (ΦqΦkᵀ ∘ C) V in tiles that stay in cache: O(N²(M+D)) time, O(N(M+D)) memory. docs/math.md, "Direct".
+
+# B batch, K heads, N tokens, M features, E value columns, H×W grid (N = H·W)
+# A tile is kc heads × qr rows of queries × kr rows of keys; q = qr·W queries, k = kr·W keys; bc batch items share it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+# Beyond e^20 between the extremes of c, rows that see only small offsets get their own maximum (an exp per tile).
+WIDE = 20.0
+# 256 queries × 4096 keys × 2 heads in float32: about 8 MB of scores at most, measured best in benchmarks/attention.py;
+# backward keeps four arrays of that kind at once.
+_QUERIES, _KEYS, _TILE = 256, 4096, 1 << 21
+
+
+def forward(phi_q, phi_k, v, bias, grid, causal):
+    """Σ_j c_{j-i} (φq_i·φk_j) v_j for all i, each row up to a positive factor of its own; see `attention` for shapes."""
+    bias = _no_bias(phi_q, grid) if bias is None else bias
+    phi_q, phi_k, v, bias, grid, swapped = _tall(phi_q, phi_k, v, bias, grid)
+    weights = _Weights.build(bias, grid, causal)
+    out = torch.empty_like(v)
+    once = _Once()
+    for t in _tiles(phi_q.shape, v.dtype, grid, causal, _TILE):
+        c, flip = weights.tile(t, share=phi_q.shape[0] > 1)
+        for b in t.batches:
+            queries = _rows(phi_q, b, t.heads, t.q, flip)  # G, q, M
+            scores = once.buffer(0, (queries.shape[0], t.q_len, t.k_len), v)  # G, q, k
+            torch.bmm(queries, _rows(phi_k, b, t.heads, t.k).transpose(1, 2), out=scores)
+            _weigh(scores, c, t)
+            values = _rows(v, b, t.heads, t.k)
+            part = torch.bmm(scores, values)  # G, q, E
+            part = (part.flip(1) if flip else part).unflatten(0, (-1, t.heads.stop - t.heads.start))
+            target = out[b, t.heads, t.q]
+            target.add_(part) if t.k.start else target.copy_(part)
+    return _untall(out, grid, swapped)
+
+
+def backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad):
+    """Gradients of Σ forward·grad: (phi_q, phi_k, v, bias or None), recomputing the scores tile by tile."""
+    bias = _no_bias(phi_q, grid) if bias is None else bias
+    tall_grad = _tall(grad, None, None, None, grid)[0]
+    phi_q, phi_k, v, bias, grid, swapped = _tall(phi_q, phi_k, v, bias, grid)
+    weights = _Weights.build(bias, grid, causal)
+    d_q, d_k, d_v = torch.zeros_like(phi_q), torch.zeros_like(phi_k), torch.zeros_like(v)
+    d_bias = torch.zeros_like(bias) if bias_grad else None
+    once = _Once()
+    for t in _tiles(phi_q.shape, v.dtype, grid, causal, _TILE // 2):
+        c, flip = weights.tile(t, share=phi_q.shape[0] > 1)
+        d_c = None
+        for b in t.batches:
+            queries, keys = _rows(phi_q, b, t.heads, t.q, flip), _rows(phi_k, b, t.heads, t.k)
+            values, g = _rows(v, b, t.heads, t.k), _rows(tall_grad, b, t.heads, t.q, flip)
+            scores = once.buffer(0, (queries.shape[0], t.q_len, t.k_len), v)
+            d_scores = once.buffer(1, scores.shape, v)
+            torch.bmm(queries, keys.transpose(1, 2), out=scores)
+            _weigh(scores, c, t)
+            _rows(d_v, b, t.heads, t.k).baddbmm_(scores.transpose(1, 2), g)
+            torch.bmm(g, values.transpose(1, 2), out=d_scores)
+            if bias_grad:
+                scores.mul_(d_scores)
+                summed = scores.view(-1, t.heads.stop - t.heads.start, *scores.shape[1:])  # bc, kc, q, k
+                summed = summed[0] if summed.shape[0] == 1 else summed.sum(0)
+                if len(t.batches) > 1:
+                    d_c = summed.clone() if d_c is None else d_c.add_(summed)
+                else:
+                    d_c = summed
+            _weigh(d_scores, c, t)
+            part = torch.bmm(d_scores, keys)  # G, q, M
+            _rows(d_q, b, t.heads, t.q).add_(part.flip(1) if flip else part)
+            _rows(d_k, b, t.heads, t.k).baddbmm_(d_scores.transpose(1, 2), queries)
+        if bias_grad:
+            rows = slice(t.top, t.top + t.q_rows + t.k_rows - 1)
+            d_bias[t.heads, rows] += _sum_diagonals(d_c, t, flip, once)
+    if swapped and bias_grad:
+        d_bias = d_bias.transpose(1, 2)
+    return _untall(d_q, grid, swapped), _untall(d_k, grid, swapped), _untall(d_v, grid, swapped), d_bias
+
+
+@dataclass(frozen=True)
+class _Tile:
+    heads: slice
+    q: slice  # tokens
+    k: slice
+    width: int
+    top: int  # first row of the offset table that the tile touches
+    batches: tuple[slice, ...]
+
+    @property
+    def q_len(self):
+        return self.q.stop - self.q.start
+
+    @property
+    def k_len(self):
+        return self.k.stop - self.k.start
+
+    @property
+    def q_rows(self):
+        return self.q_len // self.width
+
+    @property
+    def k_rows(self):
+        return self.k_len // self.width
+
+
+class _Once:
+    """Scratch memory, allocated once and viewed in each tile's shape: fresh pages cost as much as the arithmetic."""
+
+    def __init__(self):
+        self.memory = {}
+
+    def buffer(self, key, shape, like, zero=False):
+        if zero:  # zeros stay valid only for one shape, because tiles write the same places of it
+            key = (key, shape)
+        size = torch.Size(shape).numel()
+        if key not in self.memory or self.memory[key].numel() < size:
+            self.memory[key] = (torch.zeros if zero else torch.empty)(size, dtype=like.dtype, device=like.device)
+        return self.memory[key][:size].view(shape)
+
+
+def _tiles(shape, dtype, grid, causal, budget) -> Iterator[_Tile]:
+    batch, heads, n, _ = shape
+    height, width = grid
+    budget = budget * 4 // dtype.itemsize
+    q_rows, k_rows = max(1, _QUERIES // width), max(1, _KEYS // width)
+    q_rows, k_rows = min(q_rows, height), min(k_rows, height)
+    group = max(1, budget // (q_rows * k_rows * width * width))
+    h_step, b_step = min(heads, group), max(1, group // heads)
+    batches = tuple(slice(b, min(b + b_step, batch)) for b in range(0, batch, b_step))
+    for h in range(0, heads, h_step):
+        for y in range(0, height, q_rows):
+            y_end = min(y + q_rows, height)
+            k_limit = y_end if causal else height  # causal: width is 1 and later keys are never touched
+            for k in range(0, k_limit, k_rows):
+                k_end = min(k + k_rows, k_limit)
+                yield _Tile(
+                    slice(h, min(h + h_step, heads)),
+                    slice(y * width, y_end * width),
+                    slice(k * width, k_end * width),
+                    width,
+                    k + height - y_end,
+                    batches,
+                )
+
+
+@dataclass
+class _Weights:
+    """c = exp(bias - max), read tile by tile through a strided view of its offset table; C itself is never stored."""
+
+    table: torch.Tensor  # K, 2H-1, 2W-1: c, or the bias itself where rows need a maximum of their own
+    row_max: torch.Tensor | None  # K, H, W in reversed order of queries, for a wide bias
+    grid: tuple[int, int]
+
+    @staticmethod
+    def build(bias, grid, causal):
+        height, width = grid
+        if causal:  # offsets δ > 0 are key after query
+            bias = bias.clone()
+            bias[:, height:] = -torch.inf
+        top = bias.amax((1, 2), keepdim=True)
+        low = (bias[:, :height] if causal else bias).amin()
+        if top.amax() - low <= WIDE:
+            return _Weights((bias - top).exp_(), None, grid)
+        # the largest visible bias per query; pooling windows in table order are queries in reversed order
+        row_max = F.max_pool1d(bias.transpose(1, 2), height, 1).transpose(1, 2)  # K, H, 2W-1
+        return _Weights(bias, F.max_pool1d(row_max, width, 1), grid)
+
+    def tile(self, t: _Tile, share: bool):
+        """Weights (kc, q, k) or (kc, qr, W, kr, W) of a tile, and whether its queries run backwards.
+
+        Reversed queries make every stride of the Toeplitz view positive. When several batch items share a tile it is
+        copied, and put in order on the way.
+        """
+        table = self.table[t.heads]
+        head, row, col = table.stride()
+        shape = (table.shape[0], t.q_rows, t.width, t.k_rows, t.width)
+        view = table.as_strided(shape, (head, row, col, row, col), table.storage_offset() + t.top * row)
+        if self.row_max is not None:
+            first = self.grid[0] - t.q.stop // t.width
+            row_max = self.row_max[t.heads, first : first + t.q_rows]  # kc, qr, W
+            view = (view - row_max[..., None, None]).exp_()
+        elif not share:
+            return view, True
+        return view.flip(1, 2).reshape(shape[0], t.q_len, t.k_len), False
+
+
+def _no_bias(phi_q, grid):
+    return phi_q.new_zeros(phi_q.shape[1], 2 * grid[0] - 1, 2 * grid[1] - 1)
+
+
+def _weigh(scores, c, t):
+    if c.dim() == 5:
+        scores.view(c.shape).mul_(c)
+    else:
+        scores.view(-1, *c.shape).mul_(c)
+
+
+def _sum_diagonals(d_c, t, flip, once):
+    """Adjoint of the Toeplitz view: sums (kc, q, k) over equal offsets to (kc, qr+kr-1, 2W-1), in a fixed order.
+
+    Written into zeros along sheared strides, equal offsets line up in columns; the sum is then an ordinary one.
+    """
+    kc, qr, kr, w = d_c.shape[0], t.q_rows, t.k_rows, t.width
+    rows, cols = qr + kr - 1, 2 * w - 1
+    memory = once.buffer('shear', (kc, qr, w, rows, cols), d_c, zero=True)
+    sign = 1 if flip else -1
+    start = 0 if flip else (qr - 1) * cols + w - 1
+    strides = (qr * w * rows * cols, w * rows * cols + sign * cols, rows * cols + sign, cols, 1)
+    memory.as_strided((kc, qr, w, kr, w), strides, memory.storage_offset() + start).copy_(d_c.view(kc, qr, w, kr, w))
+    return memory.sum((1, 2))
+
+
+def _rows(x, b, heads, rows, flip=False):
+    """(B, K, N, ·) -> (G, rows, ·), a view unless reversed; G = bc·kc, where bc > 1 only with all heads."""
+    x = x[b, heads, rows]
+    x = x.flatten(0, 1) if x.shape[0] > 1 else x[0]
+    return x.flip(1) if flip else x
+
+
+def _tall(phi_q, phi_k, v, bias, grid):
+    """Puts the longer side of the grid along y, so that one row of queries by one row of keys is at most N scores."""
+    height, width = grid
+    swapped = width > height
+    tensors = [None if x is None else x.contiguous() for x in (phi_q, phi_k, v, bias)]
+    if not swapped:
+        return *tensors, grid, False
+    tokens = [x if x is None or height == 1 else _transpose_tokens(x, height, width) for x in tensors[:3]]
+    bias = None if bias is None else tensors[3].transpose(1, 2).contiguous()
+    return *tokens, bias, (width, height), True
+
+
+def _untall(x, grid, swapped):
+    return _transpose_tokens(x, *grid) if swapped and grid[1] > 1 else x
+
+
+def _transpose_tokens(x, height, width):
+    return x.unflatten(2, (height, width)).transpose(2, 3).flatten(2, 3).contiguous()

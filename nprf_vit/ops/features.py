@@ -1,0 +1,138 @@
+"""Feature maps φ with φ(q)·φ(k) ≈ exp(q·k), and the random projections they use. docs/math.md, "Features".
+
+# B batch, K heads, N tokens, D head dim, M projections
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+KINDS = ('prf', 'orf', 'sphere', 'trf', 'elu')
+ROLES = ('query', 'key')
+
+# Exponents are floored so that no denominator vanishes: a query has one feature at its maximum and sees the key that holds
+# the maximum, so float32 sums stay above e^-60 (e^-80 for a lone causal key), far above the smallest normal number e^-87.
+_QUERY_FLOOR = {torch.float32: -60.0, torch.float64: -600.0}
+_KEY_FLOOR = {torch.float32: -80.0, torch.float64: -650.0}
+# A causal key may not know the others' maximum. Since w·x - ‖x‖²/2 ≤ ‖w‖²/2, a constant puts every key below e^50,
+# which leaves float32 room for 1e5 tokens of size 1e3 above and e^-80 below.
+_CAUSAL_TOP = 50.0
+
+
+def draw_projection(
+    heads: int, m: int, d: int, kind: str = 'prf', generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Draws the projections w, (K, M, D) in float32 on the CPU, the same on every rank and device.
+
+    Args:
+        heads: Number of heads, each with projections of its own.
+        m: Projections per head.
+        d: Head dim.
+        kind: 'prf' and 'trf' draw w ~ N(0, I); 'orf' makes blocks of d rows orthogonal and keeps their lengths
+            chi-distributed; 'sphere' draws uniformly on the sphere of radius √d; 'elu' uses no projection and gets
+            the Gaussian draw, so that switching kinds keeps the shape.
+        generator: A CPU generator; None means a new one with seed 0.
+    """
+    _check_kind(kind)
+    if min(heads, m, d) < 1:
+        raise ValueError(f'heads, m and d must be positive, got heads={heads}, m={m}, d={d}')
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    if generator.device.type != 'cpu':
+        raise ValueError(
+            f'draw_projection needs a CPU generator so that every device gets the same w, got {generator.device}'
+        )
+    # float64 first: QR and norms then round to the same float32 whichever LAPACK runs
+    w = torch.randn(heads, m, d, generator=generator, dtype=torch.float64, device='cpu')
+    if kind == 'sphere':
+        w = F.normalize(w, dim=-1) * math.sqrt(d)
+    elif kind == 'orf':
+        lengths = w.norm(dim=-1, keepdim=True)  # K, M, 1
+        blocks = []
+        for _ in range(0, m, d):
+            g = torch.randn(heads, d, d, generator=generator, dtype=torch.float64, device='cpu')
+            q, r = torch.linalg.qr(g)
+            # the sign fix makes q uniform over the orthogonal group, and unique
+            blocks.append(q * torch.diagonal(r, dim1=-2, dim2=-1).sign().unsqueeze(-2))
+        w = torch.cat(blocks, dim=-2)[:, :m] * lengths  # K, M, D
+    return w.float()
+
+
+def feature_map(
+    x: torch.Tensor,
+    w: torch.Tensor | None,
+    kind: str = 'prf',
+    role: str = 'key',
+    causal: bool = False,
+) -> torch.Tensor:
+    """Maps queries or keys to features, up to a factor that cancels in attention.
+
+    prf, orf, sphere (Eq. 5): exp(w·x - ‖x‖²/2)/√M, M features, positive.
+    trf (Eq. 4): exp(‖x‖²/2)/√M · [sin(w·x), cos(w·x)], 2M features of either sign.
+    elu: elu(x) + 1, D features, positive.
+
+    The factor: a query is divided by its own largest feature, which cancels row by row; keys are divided by the
+    largest feature of all keys of that head and batch item, which cancels in both sums. Causal keys are divided by a
+    constant of w instead, because a maximum over later tokens would leak.
+
+    Args:
+        x: (..., K, N, D) queries or keys: L2-normalized, or scaled by D^-¼.
+        w: (K, M, D) projections; unused by 'elu'.
+        kind: One of KINDS.
+        role: 'query' or 'key'.
+        causal: Whether the attention that follows is causal; only changes keys.
+
+    Returns:
+        (..., K, N, features) in float32, or in float64 for float64 input.
+    """
+    _check_kind(kind)
+    if role not in ROLES:
+        raise ValueError(f"role must be 'query' or 'key', got {role!r}")
+    with torch.autocast(x.device.type, enabled=False):
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        if kind == 'elu':
+            return F.elu(x) + 1
+        _check_shapes(x, w)
+        projected = torch.einsum('...knd,kmd->...knm', x, w.to(x.dtype))  # ..., K, N, M
+        if kind == 'trf':
+            return _trigonometric(x, projected, role, causal)
+        return _positive(x, projected, w.to(x.dtype), role, causal)
+
+
+def _positive(x, projected, w, role, causal):
+    log_sqrt_m = 0.5 * math.log(w.shape[-2])
+    if role == 'query':
+        # ‖q‖²/2 is the same for all features of a row, so it goes with the maximum
+        exponent = projected - projected.detach().amax(-1, keepdim=True)
+        return exponent.clamp(min=_QUERY_FLOOR[x.dtype]).sub(log_sqrt_m).exp()
+    exponent = projected - x.square().sum(-1, keepdim=True) * 0.5
+    if causal:
+        top = w.square().sum(-1).amax(-1)[:, None, None] * 0.5 - _CAUSAL_TOP  # K, 1, 1
+    else:
+        top = exponent.detach().amax((-1, -2), keepdim=True)  # ..., K, 1, 1
+    return (exponent - top).clamp(min=_KEY_FLOOR[x.dtype]).sub(log_sqrt_m).exp()
+
+
+def _trigonometric(x, projected, role, causal):
+    waves = torch.cat([projected.sin(), projected.cos()], dim=-1) / math.sqrt(projected.shape[-1])  # ..., K, N, 2M
+    if role == 'query':
+        return waves
+    half_norm = x.square().sum(-1, keepdim=True) * 0.5  # ..., K, N, 1
+    if causal:
+        # nothing bounds ‖x‖ from w alone: centre the range and cut it where float32 would overflow
+        return waves * (half_norm - _CAUSAL_TOP).clamp(max=_CAUSAL_TOP).exp()
+    return waves * (half_norm - half_norm.detach().amax(-2, keepdim=True)).exp()
+
+
+def _check_kind(kind):
+    if kind not in KINDS:
+        raise ValueError(f'unknown feature kind {kind!r}: expected one of {", ".join(KINDS)}')
+
+
+def _check_shapes(x, w):
+    if w is None or w.dim() != 3 or x.dim() < 3 or x.shape[-3] != w.shape[0] or x.shape[-1] != w.shape[2]:
+        got = None if w is None else tuple(w.shape)
+        raise ValueError(
+            f'projections w {got} do not fit x {tuple(x.shape)}: expected x (..., heads, N, D) and w (heads, M, D)'
+        )

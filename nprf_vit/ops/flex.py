@@ -1,0 +1,29 @@
+"""Attention through FlexAttention: softmax of log(φq·φk) + bias is kernelized attention. Not run on a GPU yet.
+
+# B batch, K heads, N tokens, M features, D head dim, H×W grid
+"""
+
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import flex_attention as _flex_attention
+
+
+def flex_attention(phi_q, phi_k, v, bias, grid, causal, compiled=True):
+    """(B, K, N, D) attention output; bias (K, 2H-1, 2W-1) or None, grid (H, W). Fused when compiled."""
+    height, width = grid
+
+    def score_mod(score, b, h, q, k):
+        score = torch.log(score)
+        if bias is None:
+            return score
+        dy = k // width - q // width + height - 1
+        dx = k % width - q % width + width - 1
+        return score + bias[h, dy, dx]
+
+    mask = create_block_mask(_causal, None, None, *2 * phi_q.shape[2:3], device=v.device) if causal else None
+    attend = torch.compile(_flex_attention) if compiled else _flex_attention
+    return attend(phi_q, phi_k, v, score_mod=score_mod, block_mask=mask, scale=1.0)
+
+
+def _causal(b, h, q, k):
+    return k <= q
