@@ -1,0 +1,3 @@
+from .kernel_deit import KernelVisionTransformer
+
+__all__ = ['KernelVisionTransformer']

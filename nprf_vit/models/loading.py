@@ -1,0 +1,191 @@
+"""State dicts of others, and of other grids, made to fit a model of this family.
+
+Nothing is left out or made up silently: one line says what was dropped, added or resized.
+"""
+
+import logging
+import math
+import re
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from timm.layers import resample_patch_embed
+
+from nprf_vit.layers import resize_table
+
+_logger = logging.getLogger(__name__)
+
+# class, distillation and register tokens mark a checkpoint that pools in another way, hence a head of another meaning
+TOKENS = ('cls_token', 'dist_token', 'reg_token')
+TABLE = 'rel_pos_bias.table'
+
+
+def resize_pos_embed(
+    pos_embed: torch.Tensor,
+    new_size: Sequence[int],
+    old_size: Sequence[int],
+    num_prefix_tokens: int = 0,
+) -> torch.Tensor:
+    """Interpolate an absolute position embedding (1, P+N', C) to (1, P+N, C), as timm does (bicubic, antialias)."""
+    prefix, grid = pos_embed[:, :num_prefix_tokens], pos_embed[:, num_prefix_tokens:]
+    grid = grid.float().transpose(1, 2).unflatten(2, tuple(old_size))  # 1, C, H', W'
+    grid = F.interpolate(grid, size=list(new_size), mode='bicubic', antialias=True)
+    grid = grid.flatten(2).transpose(1, 2).to(pos_embed.dtype)  # 1, N, C
+    return torch.cat([prefix, grid], dim=1) if num_prefix_tokens else grid
+
+
+class _Report:
+    """What happened to which keys, in one line; the keys of all blocks count as one."""
+
+    def __init__(self) -> None:
+        self.actions: dict[str, list[str]] = {}
+
+    def add(self, action: str, key: str, note: str = '') -> None:
+        name = re.sub(r'^blocks\.\d+\.', 'blocks.*.', key) + (f' ({note})' if note else '')
+        names = self.actions.setdefault(action, [])
+        if name not in names:
+            names.append(name)
+
+    def __str__(self) -> str:
+        return '; '.join(f'{action} {", ".join(names)}' for action, names in self.actions.items())
+
+
+def adapt_state_dict(model, state_dict: dict, prefix: str = '') -> None:
+    """Change a state dict in place so that the model loads it; a matching one is left alone.
+
+    What is not foreseen here (other widths, other depths, another number of features) is left for
+    `load_state_dict` to complain about.
+
+    Args:
+        model: A KernelVisionTransformer.
+        state_dict: Its keys start with prefix; the values of a timm or DeiT checkpoint, or of this family.
+        prefix: Where the model sits inside the module being loaded.
+    """
+    given = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+    own = model.state_dict()
+    if not given or (given.keys() == own.keys() and all(given[k].shape == own[k].shape for k in own)):
+        return
+    report = _Report()
+    adapted = _rename(given, own, report)
+    _adapt_head(adapted, own, report)
+    _adapt_positions(model, adapted, own, report)
+    _adapt_projections(model, adapted, own, report)
+    _adapt_patches(adapted, own, report)
+    for key in given:
+        del state_dict[prefix + key]
+    state_dict.update({prefix + key: value for key, value in adapted.items()})
+    if report.actions:
+        _logger.warning(f'{type(model).__name__} loads a checkpoint of another model: {report}.')
+
+
+def _rename(given: dict, own: dict, report: _Report) -> dict:
+    out = {}
+    for key, value in given.items():
+        new = re.sub(r'gamma_([12])$', r'ls\1.gamma', key)  # DeiT-III's own layout
+        if key.startswith('fc_norm.') and key not in own and key[3:] not in given:
+            new = key[3:]  # a pooled ViT normalizes after the mean; the weights serve as a start before it
+        if new != key:
+            report.add('renamed', key, f'to {new}')
+        if new.startswith('pre_logits.'):
+            report.add('dropped', key)
+            continue
+        out[new] = value
+    return out
+
+
+def _adapt_head(adapted: dict, own: dict, report: _Report) -> None:
+    foreign = any(token in adapted for token in TOKENS)
+    for key in [k for k in adapted if k.startswith('head_dist.') or k.startswith('head.')]:
+        other_shape = key in own and adapted[key].shape != own[key].shape
+        if key not in own or (foreign and other_shape):
+            note = f'{adapted[key].shape[0]} classes' if other_shape else ''
+            report.add('dropped', key, note)
+            del adapted[key]
+            if other_shape:
+                adapted[key] = own[key]
+                report.add('kept', key, "the model's own")
+
+
+def _adapt_positions(model, adapted: dict, own: dict, report: _Report) -> None:
+    """Prefix tokens, absolute embedding and bias tables."""
+    counts = {t: adapted[t].shape[1] for t in TOKENS if t in adapted}
+    for token in [t for t in TOKENS if t in adapted and t not in own]:
+        report.add('dropped', token)
+        del adapted[token]
+    if 'pos_embed' in adapted and 'pos_embed' not in own:
+        report.add('dropped', 'pos_embed')
+        del adapted['pos_embed']
+    elif 'pos_embed' in adapted:
+        adapted['pos_embed'] = _fit_pos_embed(model, adapted['pos_embed'], sum(counts.values()), report)
+    elif 'pos_embed' in own:
+        adapted['pos_embed'] = own['pos_embed']
+        report.add('added', 'pos_embed', "the model's own")
+
+    shared = adapted.get(TABLE)
+    for key in [k for k in adapted if k.endswith(TABLE) and k not in own]:
+        if key == TABLE and model.rel_pos == 'layer':
+            report.add('copied', key, 'to every layer')
+        else:
+            report.add('dropped', key)
+        del adapted[key]
+    for key in [k for k in own if k.endswith(TABLE)]:
+        if key not in adapted and shared is not None:
+            adapted[key] = shared.clone()
+        elif key not in adapted:
+            adapted[key] = torch.zeros_like(own[key], device='cpu')
+            report.add('added', key, 'zero')
+        table, target = adapted[key], own[key]
+        if table.ndim == target.ndim and table.shape[0] == target.shape[0] and table.shape != target.shape:
+            adapted[key] = resize_table(table, [(s + 1) // 2 for s in target.shape[1:]])
+            report.add('resized', key, f'{tuple(table.shape[1:])} to {tuple(target.shape[1:])}')
+
+
+def _fit_pos_embed(model, pos_embed: torch.Tensor, num_prefix: int, report: _Report) -> torch.Tensor:
+    grid_size = tuple(model.patch_embed.grid_size)
+    own_prefix = 0 if model.no_embed_class else model.num_prefix_tokens
+    if pos_embed.shape[1] == grid_size[0] * grid_size[1] + own_prefix and num_prefix == model.num_prefix_tokens:
+        return pos_embed
+    # DeiT-III embeds no prefix token: then the length itself is that of a grid
+    for prefix in (num_prefix, 0):
+        count = pos_embed.shape[1] - prefix
+        if count == grid_size[0] * grid_size[1]:
+            old_size = grid_size
+        else:
+            old_size = (math.isqrt(max(count, 0)),) * 2
+        if count > 0 and old_size[0] * old_size[1] == count:
+            break
+    else:
+        raise ValueError(
+            f'pos_embed {tuple(pos_embed.shape)} is no square grid, with or without {num_prefix} prefix tokens: '
+            'load it into a model of its own img_size, then call set_input_size'
+        )
+    if prefix and own_prefix != prefix:
+        report.add('dropped', 'pos_embed', f'its first {prefix} of {pos_embed.shape[1]}')
+        pos_embed, prefix = pos_embed[:, prefix:], 0
+    if old_size != grid_size:
+        pos_embed = resize_pos_embed(pos_embed, grid_size, old_size, prefix)
+        report.add('resized', 'pos_embed', f'{old_size} to {grid_size}')
+    return pos_embed
+
+
+def _adapt_projections(model, adapted: dict, own: dict, report: _Report) -> None:
+    for key in [k for k in adapted if k.endswith('attn.w') and k not in own]:
+        report.add('dropped', key)
+        del adapted[key]
+    for key in [k for k in own if k.endswith('attn.w') and k not in adapted]:
+        attn = model.get_submodule(key[: -len('.w')])
+        adapted[key] = attn.draw() if own[key].is_meta else own[key]
+        report.add('added', key, "the model's own")
+
+
+def _adapt_patches(adapted: dict, own: dict, report: _Report) -> None:
+    key = 'patch_embed.proj.weight'
+    weight = adapted.get(key)
+    if weight is None:
+        return
+    if weight.ndim == 2:  # a linear layer over flattened patches
+        weight = adapted[key] = weight.reshape(own[key].shape)
+    if weight.shape[-2:] != own[key].shape[-2:]:
+        adapted[key] = resample_patch_embed(weight, list(own[key].shape[-2:]))
+        report.add('resized', key, f'{tuple(weight.shape[-2:])} to {tuple(own[key].shape[-2:])}')
