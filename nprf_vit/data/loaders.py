@@ -1,0 +1,89 @@
+"""DataLoaders over the fixed order. timm's loaders fit neither: they erase on the device and pad evaluation."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from timm.data.dataset import IterableImageDataset
+from torch.utils.data import DataLoader, get_worker_info
+
+from ..errors import InputError
+from .order import EvalBatches, TrainBatches
+from .samples import EvalSamples, TrainSamples, Transform
+from .seeding import derive_seed, seeded
+from .sources import ImageSource
+
+
+def _worker_setup(worker: int) -> None:
+    torch.set_num_threads(1)  # the workers share the cores; transforms are one image at a time
+
+
+def _common(config: Any) -> dict[str, Any]:
+    pin = config.pin_mem and torch.cuda.is_available()
+    return {'num_workers': config.workers, 'pin_memory': pin, 'worker_init_fn': _worker_setup}
+
+
+def train_loader(samples: TrainSamples, batches: TrainBatches, config: Any) -> DataLoader:
+    return DataLoader(
+        samples,
+        batch_sampler=batches,
+        persistent_workers=config.workers > 0,
+        generator=torch.Generator().manual_seed(config.seed),  # or the loader would draw from the global one
+        **_common(config),
+    )
+
+
+def eval_loader(source: ImageSource, transform: Transform, config: Any, rank: int, world: int) -> DataLoader:
+    batches = EvalBatches(len(source), config.eval_batch, rank, world)
+    generator = torch.Generator().manual_seed(config.seed)
+    return DataLoader(EvalSamples(source, transform), batch_sampler=batches, generator=generator, **_common(config))
+
+
+class _StreamTransform:
+    """A transform for streams, which have no index: seeded by the count of images that this worker has seen."""
+
+    def __init__(self, transform: Transform, seed: int, rank: int):
+        self.transform, self.seed, self.rank = transform, seed, rank
+        self.epoch, self.count = 0, 0
+
+    def start(self, epoch: int) -> None:
+        self.epoch, self.count = epoch, 0
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        worker = get_worker_info()
+        parts = self.epoch, self.rank, worker.id if worker else 0, self.count
+        self.count += 1
+        with seeded(derive_seed(self.seed, 'stream', *parts)):
+            return self.transform(image)
+
+
+class StreamLoader:
+    """Batches from a reader without index access (wds, tfds, hfids): order and sharding are the reader's.
+
+    An epoch's order comes from (seed, epoch) through the reader and can be entered at its beginning only. It depends
+    on the world size and on the number of workers, unlike that of an indexed dataset.
+    """
+
+    def __init__(self, dataset: IterableImageDataset, transform: Transform, config: Any, batch: int, rank: int = 0):
+        dataset.transform = _StreamTransform(transform, config.seed, rank)
+        dataset.set_loader_cfg(num_workers=config.workers)
+        self.dataset = dataset
+        self.loader = DataLoader(dataset, batch_size=batch, generator=torch.Generator(), **_common(config))
+
+    def start(self, epoch: int) -> None:
+        self.dataset.set_epoch(epoch)
+        self.dataset.transform.start(epoch)
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        return iter(self.loader)
+
+    def full_batches(self) -> Iterator[list[torch.Tensor]]:
+        """Batches of full size for ever: shards are uneven, and every rank must take the same number of steps."""
+        while True:
+            found = 0
+            for images, targets in self.loader:
+                if len(images) == self.loader.batch_size:
+                    found += 1
+                    yield [images, targets]
+            if not found:
+                raise InputError(f"a rank's shard holds fewer than {self.loader.batch_size} images, one batch")

@@ -1,0 +1,110 @@
+"""From a dataset's name to images: random access to (PIL image, class), or a stream of them."""
+
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from timm.data import create_dataset
+from timm.data.dataset import ImageDataset, IterableImageDataset
+from torch.utils.data import Dataset
+
+from ..errors import InputError
+from .digits import Digits
+from .folder import open_folder
+
+STREAMS = ('wds/', 'tfds/', 'hfids/')  # read in order only: no access by index
+
+
+def is_stream(name: str) -> bool:
+    return name.lower().startswith(STREAMS)
+
+
+class ImageSource(Dataset):
+    """Any indexed dataset as (PIL image in the wanted mode, class)."""
+
+    def __init__(self, dataset: Any, mode: str, name: str):
+        self.dataset, self.mode, self.name = dataset, mode, name
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        if not isinstance(self.dataset, ImageDataset):
+            image, target = self.dataset[index]
+            return image.convert(self.mode), int(target)
+        # timm's own __getitem__ replaces an unreadable image by its neighbour, which would change what is counted
+        try:
+            stream, target = self.dataset.reader[index][:2]
+            with stream, Image.open(stream) as image:
+                return image.convert(self.mode), int(target)
+        except OSError as error:
+            raise OSError(f'cannot read image {index} of {self.name}, {self.filename(index)}: {error}') from error
+
+    def filename(self, index: int) -> str:
+        if not isinstance(self.dataset, ImageDataset):
+            return f'{self.name}[{index}]'
+        return self.dataset.filename(index, absolute=True)
+
+    @property
+    def num_classes(self) -> int | None:
+        """How many classes the dataset itself knows of, or None when it does not say."""
+        reader = getattr(self.dataset, 'reader', None)
+        for classes in (getattr(reader, 'class_to_idx', None), getattr(self.dataset, 'classes', None)):
+            if classes:
+                return len(classes)
+        return None
+
+
+def open_source(config: Any, split: str) -> ImageSource | IterableImageDataset:
+    """Open a split ('train' or 'validation' by the config's names) and check its classes and its size."""
+    training = split == 'train'
+    split_name = config.train_split if training else config.val_split
+    mode = 'L' if config.in_chans == 1 else 'RGB'
+    name = config.dataset
+    if name == 'digits':
+        dataset = Digits(split_name)
+    elif not config.data_dir:
+        what = f'dataset {name}' if name else 'an image folder'
+        raise InputError(f'{what} needs a data folder: give --data-dir DIR')
+    elif not name:
+        dataset = open_folder(config.data_dir, split_name, mode)
+    else:
+        dataset = _open_by_name(config, split_name, mode, training)
+    if isinstance(dataset, IterableImageDataset):
+        return dataset
+    source = ImageSource(dataset, mode, f'{name or config.data_dir} {split_name}')
+    _check_counts(source, config, training)
+    return source
+
+
+def _open_by_name(config: Any, split_name: str, mode: str, training: bool) -> Any:
+    name, root = config.dataset, config.data_dir
+    if not config.dataset_download and not name.startswith('hf') and not Path(root).exists():
+        raise InputError(f'the data folder {root} does not exist')
+    try:
+        return create_dataset(
+            name,
+            root=root,
+            split=split_name,
+            is_training=training,
+            download=config.dataset_download,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            **({} if name.startswith('torch/') else {'input_img_mode': mode}),
+        )
+    except (AssertionError, ModuleNotFoundError, RuntimeError, FileNotFoundError, ValueError) as error:
+        raise InputError(f'cannot open dataset {name} in {root}: {error}') from error
+
+
+def _check_counts(source: ImageSource, config: Any, training: bool) -> None:
+    classes = source.num_classes
+    if config.num_classes is not None and classes is not None and classes != config.num_classes:
+        raise InputError(
+            f'{source.name} has {classes} classes, the configuration says num_classes {config.num_classes}'
+        )
+    expected = config.train_images if training else config.val_images
+    if expected is not None and len(source) != expected:
+        key = 'train_images' if training else 'val_images'
+        raise InputError(f'{source.name} has {len(source)} images, the configuration expects {key} {expected}')
+    if len(source) == 0:
+        raise InputError(f'{source.name} holds no images')

@@ -1,0 +1,189 @@
+"""Everything a training or an evaluation consists of, put together from a configuration."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from timm.data.dataset import IterableImageDataset
+from timm.utils import ModelEmaV3
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from ..data.batches import BatchPlan, plan_batches
+from ..data.folder import check_same_classes
+from ..data.loaders import StreamLoader, eval_loader, train_loader
+from ..data.order import SampleOrder, TrainBatches
+from ..data.real_labels import RealLabels
+from ..data.samples import SyntheticSamples, TrainSamples
+from ..data.sources import ImageSource, open_source
+from ..data.transforms import eval_transform, train_transform
+from ..errors import InputError
+from .config import Config
+from .distributed import Place
+from .model import build_model, input_size, normalization
+from .optimization import build_autocast, build_ema, build_optimizer, build_scaler, build_scheduler
+from .task import Classification, Task
+
+
+@dataclass
+class Evaluation:
+    """A validation set and how to measure on it."""
+
+    batches: Iterable
+    task: Task
+    num_images: int | None
+    autocast: Callable
+
+
+@dataclass
+class TrainData:
+    """The training set of this rank, an epoch at a time."""
+
+    steps_per_epoch: int
+    loader: Any
+    batches: TrainBatches | None  # None for a stream
+
+    @property
+    def is_stream(self) -> bool:
+        return self.batches is None
+
+    def epoch(self, epoch: int, first_step: int) -> Iterator:
+        """Micro-batches of an epoch from a step on; a stream can only be entered at its beginning."""
+        if self.batches is None:
+            assert first_step == 0, 'a stream resumes at epoch boundaries only'
+            self.loader.start(epoch)
+            return self.loader.full_batches()
+        self.batches.start(epoch, first_step)
+        return iter(self.loader)
+
+
+@dataclass
+class Training:
+    """The parts of a training run. `model` is bare; `wrapped` is what the loss goes through (compile, DDP)."""
+
+    config: Config
+    place: Place
+    plan: BatchPlan
+    data: TrainData
+    model: nn.Module
+    wrapped: nn.Module
+    ema: ModelEmaV3 | None
+    task: Task
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    scaler: torch.amp.GradScaler
+    autocast: Callable
+    evaluation: Evaluation | None = field(default=None)
+
+    @property
+    def total_steps(self) -> int:
+        return self.data.steps_per_epoch * self.config.epochs
+
+    def evaluated_models(self) -> dict[str, nn.Module]:
+        return {'': self.model} if self.ema is None else {'': self.model, 'ema_': self.ema.module}
+
+
+def build_training(config: Config, place: Place, synthetic: bool = False, fresh: bool = True) -> Training:
+    """All parts of a run.
+
+    Args:
+        synthetic: noise instead of the data set, which then need not exist.
+        fresh: load the initial weights; not needed when a checkpoint follows.
+    """
+    plan = plan_batches(config.global_batch, place.world, config.batch_size, config.mixup_block if config.mixes else 1)
+    model = build_model(config, fresh)
+    num_classes = config.num_classes or model.num_classes
+    data, evaluation = None, None
+    if synthetic:
+        samples = SyntheticSamples(input_size(config, model), num_classes, config.seed)
+        data = _indexed_data(config, place, plan, samples, _dry_size(config))
+    else:
+        data, evaluation = _real_data(config, place, plan, model, num_classes)
+    model.to(place.device)
+    ema = build_ema(config, model)
+    optimizer = build_optimizer(config, model)
+    return Training(
+        config=config,
+        place=place,
+        plan=plan,
+        data=data,
+        model=model,
+        wrapped=_wrap(config, model, place),
+        ema=ema,
+        task=Classification(config, num_classes),
+        optimizer=optimizer,
+        scheduler=build_scheduler(config, optimizer, data.steps_per_epoch),
+        scaler=build_scaler(config, place.device),
+        autocast=build_autocast(config, place.device),
+        evaluation=evaluation,
+    )
+
+
+def build_evaluation(config: Config, place: Place, model: nn.Module, source: Any = None) -> Evaluation:
+    """The validation split, each rank its share; the model tells input size and normalization."""
+    source = source or open_source(config, 'validation')
+    transform = eval_transform(config, input_size(config, model), *normalization(config, model))
+    real = None
+    if isinstance(source, IterableImageDataset):
+        if config.real_labels:
+            raise InputError('real_labels need file names, which a stream does not have: use an image folder')
+        batches: Any = StreamLoader(source, transform, config, config.eval_batch, place.rank)
+        num_images = None
+    else:
+        real = RealLabels(source, config.real_labels) if config.real_labels else None
+        batches = eval_loader(source, transform, config, place.rank, place.world)
+        num_images = len(source)
+    task = Classification(config, config.num_classes or model.num_classes, real)
+    return Evaluation(batches, task, num_images, build_autocast(config, place.device))
+
+
+def _real_data(config, place, plan, model, num_classes) -> tuple[TrainData, Evaluation]:
+    source, val = open_source(config, 'train'), open_source(config, 'validation')
+    transform = train_transform(config, input_size(config, model), *normalization(config, model))
+    evaluation = build_evaluation(config, place, model, val)
+    if isinstance(source, IterableImageDataset):
+        return _stream_data(config, place, plan, source, transform), evaluation
+    if not config.dataset and isinstance(val, ImageSource):
+        check_same_classes(source.dataset, val.dataset)
+    if source.num_classes is not None and source.num_classes != num_classes:
+        raise InputError(f'{source.name} has {source.num_classes} classes, the model {num_classes}: set num_classes')
+    samples = TrainSamples(source, transform, config.seed)
+    return _indexed_data(config, place, plan, samples, len(source)), evaluation
+
+
+def _indexed_data(config: Config, place: Place, plan: BatchPlan, samples: Dataset, size: int) -> TrainData:
+    block = config.mixup_block if config.mixes else 1
+    order = SampleOrder(size, config.global_batch, config.seed, config.aug_repeats, block)
+    batches = TrainBatches(order, plan, place.rank)
+    return TrainData(order.steps_per_epoch, train_loader(samples, batches, config), batches)
+
+
+def _stream_data(config, place, plan, source, transform) -> TrainData:
+    if config.aug_repeats > 1:
+        raise InputError('repeated augmentation needs access by index, which a stream does not have: aug_repeats: 1')
+    loader = StreamLoader(source, transform, config, plan.micro, place.rank)
+    total = config.train_images or len(source) * place.world
+    if total < config.global_batch:
+        raise InputError(f'the stream {config.dataset} does not tell its size ({total}): set train_images')
+    return TrainData(total // config.global_batch, loader, None)
+
+
+def _dry_size(config: Config) -> int:
+    if config.train_images:
+        return config.train_images
+    if config.data_dir or config.dataset == 'digits':
+        return len(open_source(config, 'train'))
+    raise InputError('a dry run needs the size of the training set: give --data-dir, or the key train_images')
+
+
+def _wrap(config: Config, model: nn.Module, place: Place) -> nn.Module:
+    """Evaluation keeps to the bare model, so that compiled and plain runs are measured by the same arithmetic."""
+    wrapped = model
+    if place.world > 1:
+        ids = [place.device.index] if place.device.type == 'cuda' else None
+        wrapped = DistributedDataParallel(model, device_ids=ids)
+    if config.torchcompile:
+        wrapped = torch.compile(wrapped, backend=config.torchcompile)
+    return wrapped

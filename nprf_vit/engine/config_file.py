@@ -1,0 +1,157 @@
+"""From YAML text and `--set key=value` to a checked Config; every complaint names the file's line."""
+
+import dataclasses
+import difflib
+import math
+import re
+import types
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import InputError
+from .config import FIELDS, Config
+
+_KINDS = typing.get_type_hints(Config)
+_NAMES = {int: 'an integer', float: 'a number', bool: 'true or false', str: 'text', dict: 'a mapping'}
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads 1e-5 as a number: YAML 1.1 asks for a dot and a signed exponent, and gives text otherwise."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != 'tag:yaml.org,2002:float']
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    'tag:yaml.org,2002:float',
+    re.compile(r'[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)'),
+    list('-+.0123456789'),
+)
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a flat YAML file and apply `key=value` overrides on top."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f'no configuration file {path}')
+    entries = _read_entries(path.read_text(encoding='utf-8'), str(path))
+    values = {name: _check(name, value, where) for name, (value, where) in entries.items()}
+    return _build(values, overrides, str(path))
+
+
+def make_config(values: dict[str, Any], overrides: Iterable[str] = (), origin: str = 'configuration') -> Config:
+    """The same checks for values that come from a program or a checkpoint."""
+    return _build({name: _check(name, value, origin) for name, value in values.items()}, overrides, origin)
+
+
+def dump_config(config: Config) -> str:
+    return yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+def override(config: Config, **changes: Any) -> Config:
+    return dataclasses.replace(config, **{k: _check(k, v, 'command line') for k, v in changes.items()})
+
+
+def _build(values: dict[str, Any], overrides: Iterable[str], origin: str) -> Config:
+    for item in overrides:
+        _apply_override(values, item)
+    if 'model' not in values:
+        raise InputError(f'{origin}: the key model is missing, e.g. model: nprf_deit_base')
+    try:
+        return Config(**values)
+    except InputError as error:
+        raise InputError(f'{origin}: {error}') from None
+
+
+def _apply_override(values: dict[str, Any], item: str) -> None:
+    name, sign, text = item.partition('=')
+    where = f'--set {item}'
+    if not sign:
+        raise InputError(f'{where}: expected key=value')
+    value = _parse_scalar(text, where)
+    name, dot, inner = name.strip().partition('.')
+    if dot:
+        if name != 'model_kwargs':
+            raise InputError(f'{where}: only model_kwargs has parts, as in model_kwargs.depth=4')
+        value = {**values.get(name, {}), inner: value}
+    values[name] = _check(name, value, where)
+
+
+def _parse_scalar(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader subclass
+    except yaml.YAMLError as error:
+        raise InputError(f'{where}: not a YAML value ({_first_line(error)})') from None
+
+
+def _read_entries(text: str, origin: str) -> dict[str, tuple[Any, str]]:
+    """Top-level keys with their values and `file:line`, read node by node to keep the lines and see duplicates."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if not isinstance(node, yaml.MappingNode):
+            raise InputError(f'{origin}: expected a flat mapping of key: value lines')
+        entries: dict[str, tuple[Any, str]] = {}
+        for key_node, value_node in node.value:
+            where = f'{origin}:{key_node.start_mark.line + 1}'
+            name = str(loader.construct_object(key_node))
+            if name in entries:
+                raise InputError(f'{where}: the key {name} appears twice, first at {entries[name][1]}')
+            entries[name] = (loader.construct_object(value_node, deep=True), where)
+        return entries
+    except yaml.YAMLError as error:
+        mark = getattr(error, 'problem_mark', None)
+        line = f':{mark.line + 1}' if mark else ''
+        raise InputError(f'{origin}{line}: not valid YAML ({_first_line(error)})') from None
+    finally:
+        loader.dispose()
+
+
+def _first_line(error: Exception) -> str:
+    problem = getattr(error, 'problem', None)
+    return problem or str(error).splitlines()[0]
+
+
+def _check(name: str, value: Any, where: str) -> Any:
+    if name not in FIELDS:
+        near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.0)
+        raise InputError(f'{where}: unknown key {name}; the nearest valid key is {near[0]}')
+    value = _coerce(name, value, _KINDS[name], where)
+    _check_range(name, value, where)
+    return value
+
+
+def _coerce(name: str, value: Any, kind: Any, where: str) -> Any:
+    if isinstance(kind, types.UnionType):
+        if value is None:
+            return None
+        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, (list, tuple)):
+            value = [value]
+        return tuple(_coerce(name, v, float, where) for v in value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        hint = ' (quote it: YAML reads yes, no, on and off as true or false)' if isinstance(value, bool) else ''
+        raise InputError(f'{where}: {name} expects {_NAMES[kind]}, got {value!r}{hint}')
+    if kind is float and not math.isfinite(value):
+        raise InputError(f'{where}: {name} expects a finite number, got {value}')
+    return value
+
+
+def _check_range(name: str, value: Any, where: str) -> None:
+    limits = FIELDS[name].metadata
+    if value is None:
+        return
+    if limits['choices'] and value not in limits['choices']:
+        raise InputError(f'{where}: {name} {value!r} is none of {", ".join(map(str, limits["choices"]))}')
+    if limits['low'] is not None and value < limits['low']:
+        raise InputError(f'{where}: {name} {value} is below the smallest allowed value {limits["low"]}')
+    if limits['high'] is not None and value > limits['high']:
+        raise InputError(f'{where}: {name} {value} is above the largest allowed value {limits["high"]}')

@@ -1,0 +1,110 @@
+"""From a configuration to a model with its first weights."""
+
+import difflib
+import logging
+import sys
+from pathlib import Path
+
+import timm
+import torch
+from timm.models import load_state_dict
+from torch import nn
+
+import nprf_vit  # noqa: F401 - registers the models with timm
+
+from ..data.seeding import derive_seed
+from ..errors import InputError
+from .config import Config
+
+_logger = logging.getLogger(__name__)
+
+
+def build_model(config: Config, fresh: bool = True) -> nn.Module:
+    """Create the model with weights drawn from the seed; if `fresh`, load the weights that the configuration names."""
+    _check_name(config.model)
+    torch.manual_seed(derive_seed(config.seed, 'init'))
+    args = {'in_chans': config.in_chans, 'num_classes': config.num_classes, 'img_size': config.img_size}
+    args = {name: value for name, value in args.items() if value is not None}
+    args |= {'drop_rate': config.drop, 'drop_path_rate': config.drop_path}
+    try:
+        model = timm.create_model(config.model, pretrained=config.pretrained and fresh, **(args | config.model_kwargs))
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        raise InputError(f'cannot build model {config.model}: {error}') from error
+    if config.initial_checkpoint and fresh:
+        load_initial(model, config.initial_checkpoint)
+    if config.grad_checkpointing:
+        model.set_grad_checkpointing(True)
+    return model
+
+
+def _check_name(name: str) -> None:
+    if ':' in name or timm.is_model(name.split('.')[0]):
+        return
+    near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
+    raise InputError(f'unknown model {name}; the nearest names are {", ".join(near)}')
+
+
+def input_size(config: Config, model: nn.Module) -> tuple[int, int, int]:
+    size = config.img_size or model.pretrained_cfg.get('input_size', (3, 224, 224))[-1]
+    return config.in_chans, size, size
+
+
+def normalization(config: Config, model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the inputs: the configuration's, else the model's."""
+    found = []
+    for name in ('mean', 'std'):
+        values = getattr(config, name) or model.pretrained_cfg.get(name, ())
+        if len(values) != config.in_chans:
+            raise InputError(f'{config.model} has no {name} for {config.in_chans} channels: give the key {name}')
+        found.append(tuple(values))
+    return found[0], found[1]
+
+
+def read_weights(path: str, use_ema: bool = False) -> dict[str, torch.Tensor]:
+    """A state dict from a checkpoint of ours, of DeiT or of timm, or from safetensors; executes nothing in the file."""
+    if not Path(path).is_file():
+        raise InputError(f'no checkpoint file {path}')
+    try:
+        return load_state_dict(path, use_ema=use_ema)
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise InputError(f'cannot read checkpoint {path}: {str(error).splitlines()[0]}') from error
+
+
+def load_initial(model: nn.Module, path: str) -> None:
+    """Start from other weights: another resolution, another number of classes, or a DeiT checkpoint.
+
+    The models of this package fit position tables and tokens themselves and log what they changed; timm's have a
+    filter function for that. A classifier for other classes is replaced by a fresh one. Anything else is an error.
+    """
+    weights = read_weights(path)
+    adapt = getattr(sys.modules[type(model).__module__], 'checkpoint_filter_fn', None)
+    if adapt is not None:
+        weights = adapt(weights, model)
+    own = model.state_dict()
+    head = model.pretrained_cfg.get('classifier')
+    for name in (f'{head}.weight', f'{head}.bias'):
+        if name in weights and name in own and weights[name].shape != own[name].shape:
+            _logger.warning(
+                f'{name}: {tuple(weights[name].shape)} in {path} replaced by a fresh {tuple(own[name].shape)}'
+            )
+            weights[name] = own[name]
+    try:
+        model.load_state_dict(weights, strict=True)
+    except (RuntimeError, ValueError) as error:
+        first = ' '.join(line.strip() for line in str(error).splitlines()[:3])
+        raise InputError(f'{path} is a checkpoint of another model: {first[:400]}') from error
+
+
+def load_exact(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:
+    """Load weights that must be this very model's; nothing is adapted."""
+    own = model.state_dict()
+    wrong = [name for name in own if name not in weights or weights[name].shape != own[name].shape]
+    extra = [name for name in weights if name not in own]
+    if wrong or extra:
+        name = (wrong or extra)[0]
+        there, here = (tuple(d[name].shape) if name in d else 'absent' for d in (weights, own))
+        raise InputError(
+            f'{origin} is a checkpoint of another model: {len(wrong) + len(extra)} weights differ, '
+            f'the first is {name}, {there} there and {here} here'
+        )
+    model.load_state_dict(weights)

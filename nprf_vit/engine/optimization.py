@@ -1,0 +1,67 @@
+"""Optimizer, learning-rate schedule, gradient scaler and moving average, as timm and torch build them."""
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from timm.optim import create_optimizer_v2
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
+from timm.utils import ModelEmaV3
+from torch import nn
+
+from ..errors import InputError
+from .config import Config
+
+
+def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    if config.lr is None:
+        raise InputError('the key lr is missing: the peak learning rate is never guessed, e.g. lr: 1e-3')
+    args = {'betas': config.opt_betas, 'eps': config.opt_eps}
+    try:
+        return create_optimizer_v2(
+            model,
+            opt=config.opt,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+            layer_decay=config.layer_decay,
+            **{name: value for name, value in args.items() if value is not None},
+        )
+    except (ValueError, AssertionError, TypeError) as error:
+        raise InputError(f'cannot build optimizer {config.opt}: {error}') from error
+
+
+def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> Scheduler:
+    """A schedule per update. It has no state beyond the step: `step_update(step)` sets the rate after `step` updates."""
+    scheduler, _ = create_scheduler_v2(
+        optimizer,
+        sched=config.sched,
+        num_epochs=config.epochs,
+        warmup_epochs=config.warmup_epochs,
+        warmup_lr=config.warmup_lr,
+        min_lr=config.min_lr,
+        decay_epochs=config.decay_epochs,
+        decay_rate=config.decay_rate,
+        step_on_epochs=False,
+        updates_per_epoch=steps_per_epoch,
+    )
+    scheduler.step_update(0)
+    return scheduler
+
+
+def build_ema(config: Config, model: nn.Module) -> ModelEmaV3 | None:
+    if not config.model_ema:
+        return None
+    return ModelEmaV3(model, decay=config.model_ema_decay, use_warmup=config.model_ema_warmup)
+
+
+def build_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler(device.type, enabled=config.amp and config.amp_dtype == 'float16')
+
+
+def build_autocast(config: Config, device: torch.device) -> Callable[[], contextlib.AbstractContextManager]:
+    if not config.amp:
+        return contextlib.nullcontext
+    dtype = getattr(torch, config.amp_dtype)
+    return lambda: torch.autocast(device.type, dtype=dtype)

@@ -1,0 +1,14 @@
+"""The paper's ImageNet-1K numbers (Luo et al., NeurIPS 2021, Table 3), beside which ours are printed."""
+
+PAPER = {  # model: (top-1, top-5, the row's name)
+    'nprf_deit_base': (80.9, 94.8, 'NPRF DeiT-base w/ RPE'),
+    'nprf_deit_base_norpe': (77.7, 93.3, 'NPRF DeiT-base w/o RPE'),
+    'prf_deit_base': (79.5, 94.1, 'PRF DeiT-base, fine-tuned'),
+    'softmax_deit_base': (81.2, 95.0, 'DeiT-base'),
+    'deit_base_patch16_224': (81.2, 95.0, 'DeiT-base'),
+}
+
+
+def paper_row(model: str, num_classes: int | None) -> tuple[float, float, str] | None:
+    """The row of this model, if what is measured can be ImageNet-1K."""
+    return PAPER.get(model.split('.')[0]) if num_classes in (None, 1000) else None

@@ -1,0 +1,48 @@
+"""Train a model from a YAML file: python train.py --config configs/digits.yaml (or the same under torchrun)."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from nprf_vit.engine.config_file import load_config, override
+from nprf_vit.engine.distributed import process_group
+from nprf_vit.engine.dry_run import dry_run
+from nprf_vit.engine.train import train
+from nprf_vit.errors import InputError
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--config', required=True, metavar='FILE', help='YAML file of the run')
+    parser.add_argument('--data-dir', metavar='DIR', help='data folder, where the dataset needs one')
+    parser.add_argument('--output', metavar='DIR', help='output folder (default: output/NAME-OF-CONFIG)')
+    parser.add_argument(
+        '--resume', metavar='auto|FILE', help="continue: 'auto' takes last.pt of the output folder if any"
+    )
+    parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override keys')
+    parser.add_argument('--dry-run', action='store_true', help='two steps on synthetic images: memory, speed, days')
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        config = load_config(args.config, args.set)
+        if args.data_dir:
+            config = override(config, data_dir=args.data_dir)
+        folder = Path(args.output or Path('output') / Path(args.config).stem)
+        with process_group(config.device) as place:
+            if args.dry_run:
+                dry_run(config, place)
+            else:
+                train(config, place, folder, args.resume)
+    except InputError as error:
+        rank = os.environ.get('RANK', '0')
+        print(f'error: {error}' if rank == '0' else f'error (rank {rank}): {error}', file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Evaluate a model: python validate.py --config configs/digits.yaml --checkpoint output/digits/last.pt"""
+
+import argparse
+import os
+import sys
+
+from nprf_vit.engine.config_file import load_config, make_config, override
+from nprf_vit.engine.distributed import process_group
+from nprf_vit.engine.validate import validate
+from nprf_vit.errors import InputError
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument('--config', metavar='FILE', help='YAML file of the run')
+    what.add_argument(
+        '--model', metavar='NAME', help="a model of timm's registry; without a checkpoint, its own weights"
+    )
+    parser.add_argument(
+        '--checkpoint', metavar='FILE', help='weights: last.pt, best.pt, or any state dict of the model'
+    )
+    parser.add_argument('--data-dir', metavar='DIR', help='data folder, where the dataset needs one')
+    parser.add_argument('--json', metavar='FILE', help='write the results here too')
+    parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override keys')
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        if args.config:
+            config = load_config(args.config, args.set)
+        else:
+            config = make_config({'model': args.model, 'pretrained': args.checkpoint is None}, args.set)
+        if args.data_dir:
+            config = override(config, data_dir=args.data_dir)
+        with process_group(config.device) as place:
+            validate(config, place, args.checkpoint, args.json)
+    except InputError as error:
+        rank = os.environ.get('RANK', '0')
+        print(f'error: {error}' if rank == '0' else f'error (rank {rank}): {error}', file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
