@@ -12,8 +12,8 @@ from . import direct, fft, flex, linear, step, toeplitz
 BACKENDS = ('auto', 'direct', 'fft', 'linear', 'step', 'flex')
 _ALGORITHMS = {'direct': direct, 'fft': fft, 'linear': linear}
 
-# Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`; both measured on two CPU
-# cores by `python -m benchmarks.attention --model`. Other devices use the same constants until measured there.
+# Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`; both measured on two
+# CPU cores by `python -m benchmarks.cost_model`. Other devices use the same constant until measured there.
 FFT_POINT = 4.0
 # Below this a float32 denominator has lost digits to underflow and the product is repeated in float64.
 _SMALL = 1e-30
@@ -101,15 +101,14 @@ def _attend(
     """Attention and its denominators (B, K, N). Opaque, because backends look at the bias's values."""
     algorithm = _algorithm(backend, phi_q, v, bias, (height, width), causal)
     with torch.autocast(v.device.type, enabled=False):
-        sums = algorithm.forward(phi_q, phi_k, _with_ones(v), bias, (height, width), causal)  # B, K, N, D+1
-        z, den = sums[..., :-1], sums[..., -1]
+        num, den = algorithm.forward(phi_q, phi_k, v, bias, (height, width), causal)
         if not positive:
-            return z / den.unsqueeze(-1), den.contiguous()
+            return num / den.unsqueeze(-1), den.contiguous()
         if den.dtype == torch.float32 and den.amin() < _SMALL:
             z, wide_den = _attend(*_double(phi_q, phi_k, v, bias), height, width, causal, positive, backend)
             return z.float(), wide_den.float()
         den = den.clamp(min=torch.finfo(den.dtype).tiny)
-        return z / den.unsqueeze(-1), den
+        return num.div_(den.unsqueeze(-1)).contiguous(), den
 
 
 @_attend.register_fake
@@ -144,9 +143,9 @@ def _attend_backward(
         # z = num/den: the gradient of num is g/den, that of den is -(g·z)/den
         scaled = grad / den.unsqueeze(-1)
         grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, D+1
-        *grads, d_bias = algorithm.backward(phi_q, phi_k, _with_ones(v), bias, (height, width), causal, grad, bias_grad)
-    d_bias = v.new_empty(0) if d_bias is None else d_bias.contiguous()
-    return grads[0].contiguous(), grads[1].contiguous(), grads[2][..., :-1].contiguous(), d_bias
+        *grads, d_bias = algorithm.backward(phi_q, phi_k, v, bias, (height, width), causal, grad, bias_grad)
+    d_bias = v.new_empty(0) if d_bias is None else d_bias
+    return *(x.contiguous() for x in grads), d_bias.contiguous()
 
 
 @_attend_backward.register_fake
@@ -179,11 +178,6 @@ def _algorithm(backend, phi_q, v, bias, grid, causal):
         heads, _, m = phi_q.shape[1:]
         backend = choose_backend(heads, grid, m, v.shape[-1], causal, bias is not None)
     return _ALGORITHMS[backend]
-
-
-def _with_ones(v):
-    """Values with a column of ones: numerators and denominators are then one product."""
-    return torch.cat([v, v.new_ones(*v.shape[:-1], 1)], dim=-1)  # B, K, N, D+1
 
 
 def _double(*tensors):

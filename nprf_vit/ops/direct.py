@@ -10,71 +10,77 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from . import linear
+
 # Beyond e^20 between the extremes of c, rows that see only small offsets get their own maximum (an exp per tile).
 WIDE = 20.0
 # 256 queries × 4096 keys × 2 heads in float32: about 8 MB of scores at most, measured best in benchmarks/attention.py;
 # backward keeps four arrays of that kind at once.
-_QUERIES, _KEYS, _TILE = 256, 4096, 1 << 21
+_QUERIES, _KEYS, _TILE = 256, 4096, 1 << 20
 
 
 def forward(phi_q, phi_k, v, bias, grid, causal):
-    """Σ_j c_{j-i} (φq_i·φk_j) v_j for all i, each row up to a positive factor of its own; see `attention` for shapes."""
+    """Numerators Σ_j s_ij v_j (B, K, N, D) and denominators Σ_j s_ij (B, K, N), s_ij = c_{j-i} φq_i·φk_j.
+
+    Both come up to one positive factor per row. The bias is (K, 2H-1, 2W-1) or None, the grid (H, W).
+    """
     bias = _no_bias(phi_q, grid) if bias is None else bias
     phi_q, phi_k, v, bias, grid, swapped = _tall(phi_q, phi_k, v, bias, grid)
     weights = _Weights.build(bias, grid, causal)
-    out = torch.empty_like(v)
-    once = _Once()
+    num, den = torch.empty_like(v), v.new_empty(*v.shape[:3], 1)
+    scratch = _Scratch()
     for t in _tiles(phi_q.shape, v.dtype, grid, causal, _TILE):
         c, flip = weights.tile(t, share=phi_q.shape[0] > 1)
         for b in t.batches:
             queries = _rows(phi_q, b, t.heads, t.q, flip)  # G, q, M
-            scores = once.buffer(0, (queries.shape[0], t.q_len, t.k_len), v)  # G, q, k
+            scores = scratch.buffer('scores', (queries.shape[0], t.q_len, t.k_len), v)  # G, q, k
             torch.bmm(queries, _rows(phi_k, b, t.heads, t.k).transpose(1, 2), out=scores)
-            _weigh(scores, c, t)
-            values = _rows(v, b, t.heads, t.k)
-            part = torch.bmm(scores, values)  # G, q, E
-            part = (part.flip(1) if flip else part).unflatten(0, (-1, t.heads.stop - t.heads.start))
-            target = out[b, t.heads, t.q]
-            target.add_(part) if t.k.start else target.copy_(part)
-    return _untall(out, grid, swapped)
+            _weigh(scores, c)
+            # a ones column in v would give the sums too, but 65 columns cost a quarter more than 64 and a sum
+            values, rows = _rows(v, b, t.heads, t.k), [_rows(x, b, t.heads, t.q) for x in (num, den)]
+            if not flip and t.k.start == 0:
+                torch.bmm(scores, values, out=rows[0])
+                torch.sum(scores, -1, keepdim=True, out=rows[1])
+                continue
+            for total, part in zip(rows, (torch.bmm(scores, values), scores.sum(-1, keepdim=True))):
+                part = part.flip(1) if flip else part
+                total.add_(part) if t.k.start else total.copy_(part)
+    return _untall(num, grid, swapped), _untall(den, grid, swapped).squeeze(-1)
 
 
 def backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad):
-    """Gradients of Σ forward·grad: (phi_q, phi_k, v, bias or None), recomputing the scores tile by tile."""
+    """Gradients of phi_q, phi_k, v and bias (or None), given those of numerators and denominators, (B, K, N, D+1).
+
+    The scores are recomputed tile by tile.
+    """
     bias = _no_bias(phi_q, grid) if bias is None else bias
-    tall_grad = _tall(grad, None, None, None, grid)[0]
+    grad, v_ones, *_ = _tall(grad, linear.with_ones(v), None, None, grid)
     phi_q, phi_k, v, bias, grid, swapped = _tall(phi_q, phi_k, v, bias, grid)
+    g_num = grad[..., :-1].contiguous()
     weights = _Weights.build(bias, grid, causal)
     d_q, d_k, d_v = torch.zeros_like(phi_q), torch.zeros_like(phi_k), torch.zeros_like(v)
     d_bias = torch.zeros_like(bias) if bias_grad else None
-    once = _Once()
-    for t in _tiles(phi_q.shape, v.dtype, grid, causal, _TILE // 2):
+    scratch = _Scratch()
+    for t in _tiles(phi_q.shape, v.dtype, grid, causal, _TILE):
         c, flip = weights.tile(t, share=phi_q.shape[0] > 1)
-        d_c = None
+        d_c = []
         for b in t.batches:
             queries, keys = _rows(phi_q, b, t.heads, t.q, flip), _rows(phi_k, b, t.heads, t.k)
-            values, g = _rows(v, b, t.heads, t.k), _rows(tall_grad, b, t.heads, t.q, flip)
-            scores = once.buffer(0, (queries.shape[0], t.q_len, t.k_len), v)
-            d_scores = once.buffer(1, scores.shape, v)
+            scores = scratch.buffer('scores', (queries.shape[0], t.q_len, t.k_len), v)
+            d_scores = scratch.buffer('d_scores', scores.shape, v)
             torch.bmm(queries, keys.transpose(1, 2), out=scores)
-            _weigh(scores, c, t)
-            _rows(d_v, b, t.heads, t.k).baddbmm_(scores.transpose(1, 2), g)
+            _weigh(scores, c)
+            _rows(d_v, b, t.heads, t.k).baddbmm_(scores.transpose(1, 2), _rows(g_num, b, t.heads, t.q, flip))
+            g, values = _rows(grad, b, t.heads, t.q, flip), _rows(v_ones, b, t.heads, t.k)
             torch.bmm(g, values.transpose(1, 2), out=d_scores)
             if bias_grad:
-                scores.mul_(d_scores)
-                summed = scores.view(-1, t.heads.stop - t.heads.start, *scores.shape[1:])  # bc, kc, q, k
-                summed = summed[0] if summed.shape[0] == 1 else summed.sum(0)
-                if len(t.batches) > 1:
-                    d_c = summed.clone() if d_c is None else d_c.add_(summed)
-                else:
-                    d_c = summed
-            _weigh(d_scores, c, t)
+                _add_batches(d_c, scores.mul_(d_scores), t)
+            _weigh(d_scores, c)
             part = torch.bmm(d_scores, keys)  # G, q, M
             _rows(d_q, b, t.heads, t.q).add_(part.flip(1) if flip else part)
             _rows(d_k, b, t.heads, t.k).baddbmm_(d_scores.transpose(1, 2), queries)
         if bias_grad:
-            rows = slice(t.top, t.top + t.q_rows + t.k_rows - 1)
-            d_bias[t.heads, rows] += _sum_diagonals(d_c, t, flip, once)
+            d_bias[t.heads, t.top : t.top + t.q_rows + t.k_rows - 1] += _sum_diagonals(d_c[0], t, flip, scratch)
     if swapped and bias_grad:
         d_bias = d_bias.transpose(1, 2)
     return _untall(d_q, grid, swapped), _untall(d_k, grid, swapped), _untall(d_v, grid, swapped), d_bias
@@ -106,8 +112,8 @@ class _Tile:
         return self.k_len // self.width
 
 
-class _Once:
-    """Scratch memory, allocated once and viewed in each tile's shape: fresh pages cost as much as the arithmetic."""
+class _Scratch:
+    """Memory allocated once and viewed in each tile's shape: fresh pages cost as much as the arithmetic."""
 
     def __init__(self):
         self.memory = {}
@@ -191,21 +197,31 @@ def _no_bias(phi_q, grid):
     return phi_q.new_zeros(phi_q.shape[1], 2 * grid[0] - 1, 2 * grid[1] - 1)
 
 
-def _weigh(scores, c, t):
+def _add_batches(total, x, t):
+    """Adds x (G, q, k) over batch items to total[0] (kc, q, k), an empty list at first; x's memory may be reused."""
+    x = x.view(-1, t.heads.stop - t.heads.start, *x.shape[1:])  # bc, kc, q, k
+    x = x[0] if x.shape[0] == 1 else x.sum(0)
+    if total:
+        total[0].add_(x)
+    else:
+        total.append(x if len(t.batches) == 1 else x.clone())
+
+
+def _weigh(scores, c):
     if c.dim() == 5:
         scores.view(c.shape).mul_(c)
     else:
         scores.view(-1, *c.shape).mul_(c)
 
 
-def _sum_diagonals(d_c, t, flip, once):
+def _sum_diagonals(d_c, t, flip, scratch):
     """Adjoint of the Toeplitz view: sums (kc, q, k) over equal offsets to (kc, qr+kr-1, 2W-1), in a fixed order.
 
     Written into zeros along sheared strides, equal offsets line up in columns; the sum is then an ordinary one.
     """
     kc, qr, kr, w = d_c.shape[0], t.q_rows, t.k_rows, t.width
     rows, cols = qr + kr - 1, 2 * w - 1
-    memory = once.buffer('shear', (kc, qr, w, rows, cols), d_c, zero=True)
+    memory = scratch.buffer('shear', (kc, qr, w, rows, cols), d_c, zero=True)
     sign = 1 if flip else -1
     start = 0 if flip else (qr - 1) * cols + w - 1
     strides = (qr * w * rows * cols, w * rows * cols + sign * cols, rows * cols + sign, cols, 1)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 KINDS = ('prf', 'orf', 'sphere', 'trf', 'elu')
 ROLES = ('query', 'key')
 
-# Exponents are floored so that no denominator vanishes: a query has one feature at its maximum and sees the key that holds
-# the maximum, so float32 sums stay above e^-60 (e^-80 for a lone causal key), far above the smallest normal number e^-87.
+# Exponents are floored so that no denominator vanishes: a query has one feature at its maximum and sees the key that
+# holds the keys' maximum, so float32 sums stay above e^-60 (e^-80 for a lone causal key); normal numbers end at e^-87.
 _QUERY_FLOOR = {torch.float32: -60.0, torch.float64: -600.0}
 _KEY_FLOOR = {torch.float32: -80.0, torch.float64: -650.0}
 # A causal key may not know the others' maximum. Since w·x - ‖x‖²/2 ≤ ‖w‖²/2, a constant puts every key below e^50,
@@ -65,6 +65,7 @@ def feature_map(
     kind: str = 'prf',
     role: str = 'key',
     causal: bool = False,
+    normalize: bool = False,
 ) -> torch.Tensor:
     """Maps queries or keys to features, up to a factor that cancels in attention.
 
@@ -77,11 +78,13 @@ def feature_map(
     constant of w instead, because a maximum over later tokens would leak.
 
     Args:
-        x: (..., K, N, D) queries or keys: L2-normalized, or scaled by D^-¼.
+        x: (..., K, N, D) queries or keys; standard variants scale them by D^-¼ before.
         w: (K, M, D) projections; unused by 'elu'.
         kind: One of KINDS.
         role: 'query' or 'key'.
         causal: Whether the attention that follows is causal; only changes keys.
+        normalize: Whether to L2-normalize x first. The same as passing F.normalize(x, dim=-1), but the M projections
+            are divided instead of the D coordinates.
 
     Returns:
         (..., K, N, features) in float32, or in float64 for float64 input.
@@ -92,37 +95,43 @@ def feature_map(
     with torch.autocast(x.device.type, enabled=False):
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if kind == 'elu':
-            return F.elu(x) + 1
+            return F.elu(F.normalize(x, dim=-1) if normalize else x) + 1
         _check_shapes(x, w)
-        projected = torch.einsum('...knd,kmd->...knm', x, w.to(x.dtype))  # ..., K, N, M
+        w = w.to(x.dtype)
+        projected = x @ w.transpose(-1, -2)  # ..., K, N, M
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # ..., K, N, 1
+        if normalize:
+            inverse = 1 / norm.clamp(min=1e-12)  # F.normalize's eps: a zero vector stays zero
+            projected, norm = projected.mul_(inverse), norm * inverse
+        half_square = norm.square() * 0.5
         if kind == 'trf':
-            return _trigonometric(x, projected, role, causal)
-        return _positive(x, projected, w.to(x.dtype), role, causal)
+            return _trigonometric(projected, half_square, role, causal)
+        return _positive(projected, half_square, w, role, causal)
 
 
-def _positive(x, projected, w, role, causal):
-    log_sqrt_m = 0.5 * math.log(w.shape[-2])
+def _positive(projected, half_square, w, role, causal):
+    """exp(projected - ‖x‖²/2)/√M up to the factor; `projected` is overwritten, fresh memory costs as much as exp."""
+    scale = 0.5 * math.log(w.shape[-2])  # the 1/√M of φ, inside exp
     if role == 'query':
         # ‖q‖²/2 is the same for all features of a row, so it goes with the maximum
-        exponent = projected - projected.detach().amax(-1, keepdim=True)
-        return exponent.clamp(min=_QUERY_FLOOR[x.dtype]).sub(log_sqrt_m).exp()
-    exponent = projected - x.square().sum(-1, keepdim=True) * 0.5
+        exponent = projected.sub_(projected.detach().amax(-1, keepdim=True) + scale)
+        return exponent.clamp(min=_QUERY_FLOOR[w.dtype]).exp_()
+    exponent = projected.sub_(half_square)
     if causal:
         top = w.square().sum(-1).amax(-1)[:, None, None] * 0.5 - _CAUSAL_TOP  # K, 1, 1
     else:
         top = exponent.detach().amax((-1, -2), keepdim=True)  # ..., K, 1, 1
-    return (exponent - top).clamp(min=_KEY_FLOOR[x.dtype]).sub(log_sqrt_m).exp()
+    return exponent.sub_(top + scale).clamp(min=_KEY_FLOOR[w.dtype]).exp_()
 
 
-def _trigonometric(x, projected, role, causal):
+def _trigonometric(projected, half_square, role, causal):
     waves = torch.cat([projected.sin(), projected.cos()], dim=-1) / math.sqrt(projected.shape[-1])  # ..., K, N, 2M
     if role == 'query':
         return waves
-    half_norm = x.square().sum(-1, keepdim=True) * 0.5  # ..., K, N, 1
     if causal:
         # nothing bounds ‖x‖ from w alone: centre the range and cut it where float32 would overflow
-        return waves * (half_norm - _CAUSAL_TOP).clamp(max=_CAUSAL_TOP).exp()
-    return waves * (half_norm - half_norm.detach().amax(-2, keepdim=True)).exp()
+        return waves * (half_square - _CAUSAL_TOP).clamp(max=_CAUSAL_TOP).exp()
+    return waves * (half_square - half_square.detach().amax(-2, keepdim=True)).exp()
 
 
 def _check_kind(kind):

@@ -16,50 +16,51 @@ from . import direct, linear, toeplitz
 _CHUNK_BYTES = 3 << 20
 # Causal: dense below this length; above it each level adds the left half of a segment to its right half.
 CAUSAL_BLOCK = 512
-# Rounding of one product is at most this many units in the last place of ‖c‖₂·‖u‖₂ (measured: below 0.5;
-# tests/ops/test_numerics.py).
-_ROUNDING = 1.0
+# Rounding of one product, per log2 of its length, in units in the last place of ‖c‖₂·‖u‖₂ (measured: at most 0.19;
+# benchmarks/fft_rounding.py).
+_ROUNDING = 0.5
 _TOLERANCE = {torch.float32: 4e-4, torch.float64: 4e-9}
 
 
 def forward(phi_q, phi_k, v, bias, grid, causal):
-    """Σ_j c_{j-i} (φq_i·φk_j) v_j for all i, up to a positive factor per head; a bias out of range goes to `direct`."""
+    """Numerators and denominators as in `direct.forward`, which also takes any bias out of range."""
     dtype = working_dtype(bias, causal, v.dtype)
     if dtype is None:
         return direct.forward(phi_q, phi_k, v, bias, grid, causal)
-    args, bias = [x.to(dtype) for x in (phi_q, phi_k, v)], bias.to(dtype)
+    args, bias = [x.to(dtype) for x in (phi_q, phi_k, linear.with_ones(v))], bias.to(dtype)
     c = _normalized(bias, causal)
     if causal:
-        out = _blocks_forward(*args, bias)
+        out = _blocks_forward(phi_q.to(dtype), phi_k.to(dtype), v.to(dtype), bias)
     else:
         c, mean = _split(c)
-        out = linear.forward(*args, None, grid, False).mul_(mean)
+        out = linear.product(*args, False).mul_(mean)
     *inputs, acc = (_tokens_last(x, causal) for x in (*args, out))
     for form in _forms(c, grid, causal):
         _accumulate(form, *inputs, acc)
-    return _tokens_first(acc, out.shape).to(v.dtype)
+    return linear.split(_tokens_first(acc, out.shape).to(v.dtype))
 
 
 def backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad):
-    """Gradients of Σ forward·grad: (phi_q, phi_k, v, bias or None); four transforms per channel instead of two."""
+    """Gradients as in `direct.backward`; four transforms per channel instead of two."""
     dtype = working_dtype(bias, causal, v.dtype)
     if dtype is None:
         return direct.backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad)
-    args, bias = [x.to(dtype) for x in (phi_q, phi_k, v, grad)], bias.to(dtype)
+    args, bias = [x.to(dtype) for x in (phi_q, phi_k, linear.with_ones(v), grad)], bias.to(dtype)
     c = smooth = _normalized(bias, causal)
     if causal:
         *grads, d_bias = _blocks_backward(*args, bias, bias_grad)
     else:
         smooth, mean = _split(c)
-        grads = linear.backward(*args[:3], None, grid, False, args[3] * mean, False)[:3]
+        grads = linear.product_backward(*args[:3], args[3] * mean, False)
         d_bias = torch.zeros_like(c) if bias_grad else None
     inputs, outputs = ([_tokens_last(x, causal) for x in xs] for xs in (args, grads))
-    d_c = torch.zeros_like(c)
+    d_c = torch.zeros_like(c) if bias_grad else None
     for form in _forms(smooth, grid, causal):
-        _accumulate_gradients(form, inputs, outputs, d_c if bias_grad else None)
+        _accumulate_gradients(form, inputs, outputs, d_c)
     if bias_grad:
         d_bias = (d_bias + c * d_c).to(v.dtype)
-    return *(_tokens_first(x, y.shape).to(v.dtype) for x, y in zip(outputs, grads)), d_bias
+    d_q, d_k, d_v = (_tokens_first(x, y.shape).to(v.dtype) for x, y in zip(outputs, grads))
+    return d_q, d_k, d_v[..., :-1], d_bias
 
 
 def working_dtype(bias: torch.Tensor, causal: bool, dtype: torch.dtype) -> torch.dtype | None:
@@ -232,25 +233,26 @@ def _split(c):
 
 
 def _blocks_forward(phi_q, phi_k, v, bias):
-    """The causal product inside blocks of consecutive tokens, dense."""
-    (phi_q, phi_k, v_blocks), local, scale, size = _blocks((phi_q, phi_k, v), bias)
-    out = direct.forward(phi_q, phi_k, v_blocks, local, (1, size), True) * scale
-    return _unblock(out, v.shape)
+    """The causal product inside blocks of consecutive tokens, dense: (B, K, N, D+1)."""
+    blocks, local, scale, size = _blocks((phi_q, phi_k, v), bias)
+    num, den = direct.forward(*blocks, local, (1, size), True)
+    return _unblock(torch.cat([num, den.unsqueeze(-1)], dim=-1) * scale, v.shape)
 
 
 def _blocks_backward(phi_q, phi_k, v, grad, bias, bias_grad):
-    args, local, scale, size = _blocks((phi_q, phi_k, v, grad), bias)
-    *grads, d_local = direct.backward(*args[:3], local, (1, size), True, args[3] * scale, bias_grad)
+    blocks, local, scale, size = _blocks((phi_q, phi_k, v[..., :-1], grad), bias)
+    *grads, d_local = direct.backward(*blocks[:3], local, (1, size), True, blocks[3] * scale, bias_grad)
     d_bias = None
     if bias_grad:
         d_bias = torch.zeros_like(bias)
         centre = bias.shape[2] // 2
         d_bias[:, :, centre - size + 1 : centre + size] = d_local
+    grads[2] = torch.nn.functional.pad(grads[2], (0, 1))  # nobody asks for the gradient of the ones
     return *(_unblock(x, y.shape) for x, y in zip(grads, (phi_q, phi_k, v))), d_bias
 
 
 def _blocks(tensors, bias):
-    """Blocks as batch items (B·blocks, K, size, ·), the table of their offsets, and its scale relative to the whole's."""
+    """Blocks as batch items (B·blocks, K, size, ·), the table of their offsets, and its scale in the whole table."""
     n = tensors[0].shape[2]
     size = min(CAUSAL_BLOCK, n)
     padded = [torch.nn.functional.pad(x, (0, 0, 0, -n % size)) for x in tensors]

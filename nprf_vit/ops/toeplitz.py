@@ -52,7 +52,7 @@ def spectrum(table: torch.Tensor, padded: tuple[int, int]) -> torch.Tensor:
 
 
 def table_from_spectrum(f: torch.Tensor, padded: tuple[int, int], height: int, width: int) -> torch.Tensor:
-    """The adjoint of `spectrum` on a cross-spectrum conj(F(g))·F(x): correlations Σ_i g_i x_{i+δ} as (..., 2H-1, 2W-1)."""
+    """Correlations Σ_i g_i x_{i+δ} as a table (..., 2H-1, 2W-1), from their cross-spectrum conj(F(g))·F(x)."""
     if padded[0] > 1:
         f = torch.fft.ifft(f, dim=-2)
     kernel = torch.fft.irfft(f, n=padded[1], dim=-1)  # ..., P, Q at δ modulo (P, Q)
@@ -61,7 +61,7 @@ def table_from_spectrum(f: torch.Tensor, padded: tuple[int, int], height: int, w
 
 
 def toeplitz_matmul(table: torch.Tensor, x: torch.Tensor, grid_size: tuple[int, int] | None = None) -> torch.Tensor:
-    """Multiplies by the (block-)Toeplitz matrix of an offset table: y_i = Σ_j table[j-i] x_j, in O(N log N) per channel.
+    """Multiplies by the (block-)Toeplitz matrix of an offset table, y_i = Σ_j table[j-i] x_j: O(N log N) per channel.
 
     Args:
         table: (K, 2N-1) with table[h, j-i+N-1], or (K, 2H-1, 2W-1) with table[h, dy+H-1, dx+W-1], key minus query.
