@@ -14,7 +14,7 @@ _ALGORITHMS = {'direct': direct, 'fft': fft, 'linear': linear}
 
 # Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`; both measured on two
 # CPU cores by `python -m benchmarks.cost_model`. Other devices use the same constant until measured there.
-FFT_POINT = 4.0
+FFT_POINT = 13.0
 # Below this a float32 denominator has lost digits to underflow and the product is repeated in float64.
 _SMALL = 1e-30
 

@@ -190,7 +190,8 @@ class _Weights:
             view = (view - row_max[..., None, None]).exp_()
         elif not share:
             return view, True
-        return view.flip(1, 2).reshape(shape[0], t.q_len, t.k_len), False
+        order = torch.arange(t.q_len - 1, -1, -1, device=view.device)
+        return view.reshape(shape[0], t.q_len, t.k_len).index_select(1, order), False
 
 
 def _no_bias(phi_q, grid):
