@@ -41,53 +41,54 @@ def expand_table(table: torch.Tensor, grid_size: Sequence[int]) -> torch.Tensor:
     Returns:
         (K, N, N).
     """
-    index = 0
-    pos = [torch.arange(s, device=table.device) for s in grid_size]
-    if len(pos) == 2:
-        y = pos[0].repeat_interleave(grid_size[1])  # N, raster order
-        x = pos[1].repeat(grid_size[0])  # N
-        pos = [y, x]
-    for p, s in zip(pos, grid_size):
-        offset = p[None, :] - p[:, None] + (s - 1)  # N queries, N keys
-        index = index * (2 * s - 1) + offset
-    return table.flatten(1)[:, index]  # K, N, N
+    offsets = []
+    for s in grid_size:
+        pos = torch.arange(s, device=table.device)
+        offsets.append(pos[None, :] - pos[:, None] + (s - 1))  # s queries, s keys
+    if len(offsets) == 1:
+        return table[:, offsets[0]]  # K, N, N
+    y, x = offsets
+    index = y[:, None, :, None] * (2 * grid_size[1] - 1) + x[None, :, None, :]  # H, W, H, W
+    n = grid_size[0] * grid_size[1]
+    return table.flatten(1)[:, index.reshape(n, n)]  # K, N, N
 
 
-class GridCache:
-    """Copies of a tensor resized to other grids, kept between forwards without gradient.
+@register_notrace_module  # compares values, which fx does not have while tracing
+class GridCache(nn.Module):
+    """A resize function that keeps its results between forwards without gradient, per grid.
 
-    An entry is used only while the tensor it was made from has the same values, so a training step, a loaded
+    A result is used again only while the tensor it was made from has the same values, so a training step, a loaded
     checkpoint or a write through `.data` never leaves a stale copy behind. The comparison reads a table of a few
     thousand numbers; on a GPU it costs one synchronisation per forward.
 
     Args:
+        resize: Called as resize(source, grid_size, *args).
         capacity: Grids to keep; the least recently used goes first.
     """
 
-    def __init__(self, capacity: int = 8) -> None:
+    def __init__(self, resize: Callable, capacity: int = 8) -> None:
+        super().__init__()
+        self.resize = resize
         self.capacity = capacity
         self.entries: OrderedDict = OrderedDict()
 
-    def get(self, source: torch.Tensor, grid_size: Sequence[int], resize: Callable) -> torch.Tensor:
-        """Return `resize(source, grid_size)`, from the cache where that is the same thing."""
+    def forward(self, source: torch.Tensor, grid_size: Sequence[int], *args) -> torch.Tensor:
+        """Return `resize(source, grid_size, *args)`."""
         plain = type(source) in (torch.Tensor, nn.Parameter) and not source.is_meta
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or not plain:
-            return resize(source, grid_size)
-        key = (tuple(grid_size), source.device, source.dtype)
+            return self.resize(source, grid_size, *args)
+        key = (tuple(grid_size), args, source.device, source.dtype)
         entry = self.entries.get(key)
         if entry is None or entry[0].shape != source.shape or not torch.equal(entry[0], source):
-            entry = (source.detach().clone(), resize(source, grid_size))
+            entry = (source.detach().clone(), self.resize(source, grid_size, *args))
             self.entries[key] = entry
             while len(self.entries) > self.capacity:
                 self.entries.popitem(last=False)
         self.entries.move_to_end(key)
         return entry[1]
 
-    def __deepcopy__(self, memo) -> 'GridCache':
-        return GridCache(self.capacity)
-
     def __getstate__(self) -> dict:
-        return {'capacity': self.capacity, 'entries': OrderedDict()}
+        return {**self.__dict__, 'entries': OrderedDict()}  # copies and pickles start empty
 
 
 @register_notrace_module  # reads the grid as numbers, which fx does not have while tracing
@@ -116,7 +117,7 @@ class RelPosBias(nn.Module):
             raise ValueError(f'grid_size {self.grid_size} has {len(self.grid_size)} numbers: expected (H, W) or (N,)')
         shape = [2 * s - 1 for s in self.grid_size]
         self.table = nn.Parameter(torch.empty(num_heads, *shape, device=device, dtype=dtype))
-        self.cache = GridCache()
+        self.resize = GridCache(resize_table)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -147,7 +148,7 @@ class RelPosBias(nn.Module):
         # a size that is symbolic while exporting is never compared: that would tie the graph to one answer
         symbolic = any(isinstance(s, torch.SymInt) for s in grid_size)
         if symbolic or grid_size != self.grid_size:
-            table = self.cache.get(table, grid_size, resize_table)
+            table = self.resize(table, grid_size)
         return expand_table(table, grid_size) if self.dense else table
 
     def extra_repr(self) -> str:

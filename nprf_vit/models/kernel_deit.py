@@ -119,7 +119,7 @@ class KernelVisionTransformer(VisionTransformer):
         self.kernel = kernel
         self.rel_pos = rel_pos
         self.on_grid = not prefix_or_drop
-        self.pos_embed_cache = GridCache()
+        self.resize_pos_embed = GridCache(resize_pos_embed)
         self.rel_pos_bias = None
         if rel_pos == 'shared':
             dd = {k: kwargs.get(k) for k in ('device', 'dtype')}
@@ -170,11 +170,11 @@ class KernelVisionTransformer(VisionTransformer):
         pos_embed = self.pos_embed
         if self.dynamic_img_size and pos_embed is not None:
             prefix = 0 if self.no_embed_class else self.num_prefix_tokens
-            resize = partial(resize_pos_embed, old_size=self.patch_embed.grid_size, num_prefix_tokens=prefix)
-            pos_embed = self.pos_embed_cache.get(pos_embed, x.shape[1:3], resize)
+            grid_size = (x.shape[1], x.shape[2])
+            pos_embed = self.resize_pos_embed(pos_embed, grid_size, self.patch_embed.grid_size, prefix)
         if self.on_grid:
             # contiguous: the convolution leaves channels outermost, and every residual would inherit those strides
-            x = x.contiguous() if pos_embed is None else x + pos_embed.unflatten(1, x.shape[1:3])
+            x = x.contiguous() if pos_embed is None else x + pos_embed.reshape(1, x.shape[1], x.shape[2], -1)
             return self.pos_drop(x)
         x = x.flatten(1, 2)  # B, N, C
         if pos_embed is not None and self.no_embed_class:
@@ -199,14 +199,16 @@ class KernelVisionTransformer(VisionTransformer):
     def _to_nlc(self, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1, 2) if self.on_grid else x  # B, N, C
 
-    def forward_features(self, x: torch.Tensor, attn_mask=None, is_causal: bool = False) -> torch.Tensor:
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
         """Image to normalized tokens (B, N, C)."""
-        if attn_mask is not None or is_causal:
-            raise ValueError('this model takes no attn_mask and no is_causal: its tokens are a grid without order')
         x, bias = self._embed(x)
         for block in self.blocks:
             x = self._run_block(block, x, bias)
         return self.norm(self._to_nlc(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Image (B, in_chans, height, width) to logits (B, num_classes)."""
+        return self.forward_head(self.forward_features(x))
 
     def forward_intermediates(
         self,
