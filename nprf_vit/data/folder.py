@@ -64,5 +64,6 @@ def check_same_classes(train: ImageDataset, val: ImageDataset) -> None:
     only_train, only_val = sorted(set(a) - set(b)), sorted(set(b) - set(a))
     raise InputError(
         f'training has {len(a)} classes and validation {len(b)}; '
-        f'only in training: {", ".join(only_train[:5]) or "none"}; only in validation: {", ".join(only_val[:5]) or "none"}'
+        f'only in training: {", ".join(only_train[:5]) or "none"}; '
+        f'only in validation: {", ".join(only_val[:5]) or "none"}'
     )

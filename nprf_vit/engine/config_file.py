@@ -20,7 +20,7 @@ _NAMES = {int: 'an integer', float: 'a number', bool: 'true or false', str: 'tex
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 1e-5 as a number: YAML 1.1 asks for a dot and a signed exponent, and gives text otherwise."""
+    """SafeLoader that reads 1e-5 as a number: YAML 1.1 wants a dot and a signed exponent, or takes it for text."""
 
 
 _Loader.yaml_implicit_resolvers = {

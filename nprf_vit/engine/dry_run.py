@@ -3,6 +3,7 @@
 import resource
 import sys
 import time
+from dataclasses import replace
 
 import torch
 
@@ -21,10 +22,10 @@ def dry_run(config: Config, place: Place) -> dict[str, float]:
     An accumulating run repeats the same forward and backward, so one micro-batch shows its memory and its speed.
     """
     run = build_training(config, place, synthetic=True)
-    accumulation = run.plan.accumulation
-    object.__setattr__(run.plan, 'accumulation', 1)
+    plan = run.plan
+    run.plan = replace(plan, accumulation=1, global_batch=plan.micro * plan.world)
     seconds = _timed_steps(run)
-    images_per_s = run.plan.micro * place.world / seconds
+    images_per_s = plan.micro * place.world / seconds
     days = run.total_steps * config.global_batch / images_per_s / 86400
     result = {
         'parameters': sum(p.numel() for p in run.model.parameters()),
@@ -33,9 +34,8 @@ def dry_run(config: Config, place: Place) -> dict[str, float]:
         'days': days,
     }
     if place.is_main:
-        object.__setattr__(run.plan, 'accumulation', accumulation)
         print(f'{config.model}: {result["parameters"] / 1e6:.2f} M parameters')
-        print(str(run.plan))
+        print(plan)
         print(f'memory per device: {result["memory_bytes"] / 2**30:.2f} GiB at its peak')
         print(f'{images_per_s:.1f} images/s on synthetic images, without loading or evaluation')
         total = f'{config.epochs} epochs x {run.data.steps_per_epoch} steps'

@@ -33,7 +33,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> Scheduler:
-    """A schedule per update. It has no state beyond the step: `step_update(step)` sets the rate after `step` updates."""
+    """A schedule per update, without state: `step_update(step)` sets the rate that holds after `step` updates."""
     scheduler, _ = create_scheduler_v2(
         optimizer,
         sched=config.sched,

@@ -64,7 +64,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 class StepLog:
-    """`steps.csv`: one line per logging interval, appended; a continuation first drops what came after its checkpoint."""
+    """`steps.csv`: a line per logging interval, appended; a continuation first drops what came after its checkpoint."""
 
     columns = ('step', 'epoch', 'loss', 'lr', 'images_per_s', 'data_wait')
 

@@ -1,0 +1,112 @@
+"""Every value of every ImageNet configuration, against the list of decisions."""
+
+from pathlib import Path
+
+import pytest
+
+from nprf_vit.data.batches import plan_batches
+from nprf_vit.engine.config_file import load_config
+from nprf_vit.engine.paper import PAPER
+
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
+IMAGENET = CONFIGS / 'imagenet1k'
+
+# what all rows share: the paper's appendix and DeiT's augmentation
+SHARED = {
+    'task': 'classification',
+    'dataset': '',
+    'train_images': 1_281_167,
+    'val_images': 50_000,
+    'num_classes': 1000,
+    'img_size': 224,
+    'in_chans': 3,
+    'opt': 'adamw',
+    'opt_betas': (0.9, 0.999),
+    'opt_eps': 1e-8,
+    'global_batch': 1024,
+    'weight_decay': 0.05,
+    'sched': 'cosine',
+    'smoothing': 0.1,
+    'aa': 'rand-m9-mstd0.5-inc1',
+    'color_jitter': 0.3,
+    'train_interpolation': 'bicubic',
+    'interpolation': 'bicubic',
+    'aug_repeats': 3,
+    'reprob': 0.25,
+    'remode': 'pixel',
+    'recount': 1,
+    'mixup': 0.8,
+    'cutmix': 1.0,
+    'mixup_prob': 1.0,
+    'mixup_switch_prob': 0.5,
+    'mixup_mode': 'batch',
+    'scale': (0.08, 1.0),
+    'ratio': (3 / 4, 4 / 3),
+    'hflip': 0.5,
+    'vflip': 0.0,
+    'drop': 0.0,
+    'drop_path': 0.1,
+    'min_lr': 1e-5,
+    'model_ema': True,
+    'model_ema_decay': 0.99996,
+    'crop_pct': 0.875,
+    'crop_mode': 'center',
+    'clip_grad': None,
+    'layer_decay': None,
+    'no_aug': False,
+    'mixup_off_epoch': 0,
+    'pretrained': False,
+    'model_kwargs': {},
+    'mean': None,
+    'std': None,
+}
+SCRATCH = {'epochs': 450, 'warmup_epochs': 20, 'lr': 1e-3, 'warmup_lr': 1e-5, 'initial_checkpoint': None}
+ROWS = {
+    'nprf_deit_base': {'model': 'nprf_deit_base', **SCRATCH},
+    'nprf_deit_base_norpe': {'model': 'nprf_deit_base_norpe', **SCRATCH},
+    'nprf_deit_base_literal_lr': {'model': 'nprf_deit_base', **SCRATCH, 'lr': 1e-5, 'warmup_lr': 1e-6},
+    'prf_deit_base': {
+        'model': 'prf_deit_base',
+        'epochs': 100,
+        'warmup_epochs': 6,
+        'lr': 1e-5,
+        'warmup_lr': 1e-6,
+        'initial_checkpoint': 'deit_base_patch16_224-b5f2ef4d.pth',
+    },
+    'softmax_deit_base': {'model': 'softmax_deit_base', **SCRATCH, 'epochs': 300, 'warmup_epochs': 5},
+}
+
+
+def test_there_is_one_file_per_row():
+    assert {path.stem for path in IMAGENET.glob('*.yaml')} == set(ROWS)
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_values(name):
+    config = load_config(IMAGENET / f'{name}.yaml')
+    expected = {**SHARED, **ROWS[name]}
+    assert {key: getattr(config, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_header_has_row_command_and_what_was_measured(name):
+    text = (IMAGENET / f'{name}.yaml').read_text(encoding='utf-8')
+    header = text.split('\nmodel:')[0]
+    top1, top5, _ = PAPER[ROWS[name]['model']]
+    assert f'{top1} top-1 / {top5} top-5' in header
+    assert f'train.py --config configs/imagenet1k/{name}.yaml --data-dir IMAGENET' in header
+    assert 'Measured: ' in header
+
+
+@pytest.mark.parametrize('path', sorted(CONFIGS.rglob('*.yaml')), ids=lambda p: p.stem)
+def test_every_file_loads_and_none_relies_on_defaults_for_the_rate(path):
+    config = load_config(path)
+    assert config.lr is not None and config.lr > 0
+
+
+@pytest.mark.parametrize('world', [1, 2, 4, 8, 16, 32])
+def test_batch_fits_every_usual_number_of_gpus(world):
+    config = load_config(IMAGENET / 'nprf_deit_base.yaml')
+    plan = plan_batches(config.global_batch, world, config.batch_size, config.mixup_block)
+    assert plan.micro * plan.accumulation * world == 1024
+    assert plan.micro == min(128, 1024 // world)
