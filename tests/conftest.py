@@ -6,10 +6,14 @@ from hypothesis import settings
 settings.register_profile('default_suite', deadline=None, derandomize=True, max_examples=25, print_blob=True)
 settings.load_profile('default_suite')
 
+# The suite is thousands of small products: threads only wait for each other, for minutes where cores are shared.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def _clean_torch_state():
-    """A test that fails half-way leaves neither determinism flags nor a seed behind for the next one."""
+    """No test leaves its flags, threads or seed behind for the next one, even when it fails."""
     torch.manual_seed(0)
     yield
     torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(1)

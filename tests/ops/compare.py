@@ -59,7 +59,7 @@ def table_shape(n, grid_size=None) -> tuple[int, ...]:
 def make_case(
     n=None, grid_size=None, causal=False, batch=2, heads=2, m=6, d=3, std=0.5, dtype=torch.float64, kind='prf', seed=0
 ) -> Case:
-    """Features of random unit vectors, normal v, and a normal bias whose standard deviation is `std` (None: no bias)."""
+    """Features of random unit vectors, normal v, and a normal bias of standard deviation `std` (None: no bias)."""
     n = n or grid_size[0] * grid_size[1]
     generator = torch.Generator().manual_seed(seed)
 
