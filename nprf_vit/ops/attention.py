@@ -107,7 +107,7 @@ def _attend(
         if den.dtype == torch.float32 and den.amin() < _SMALL:
             z, wide_den = _attend(*_double(phi_q, phi_k, v, bias), height, width, causal, positive, backend)
             return z.float(), wide_den.float()
-        den = den.clamp(min=torch.finfo(den.dtype).tiny)
+        den = den.clamp(min=torch.finfo(den.dtype).tiny).contiguous()
         return num.div_(den.unsqueeze(-1)).contiguous(), den
 
 

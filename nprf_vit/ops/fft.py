@@ -1,6 +1,7 @@
 """Products (ΦqΦkᵀ ∘ C) V by FFT: Σ_m φq_m · T(φk_m ⊗ v), T (block-)Toeplitz. O(M·E·N log N). docs/math.md, "FFT".
 
 # B batch, K heads, N tokens, M features, E value columns, H×W grid, P×Q padded grid, Q' = Q/2+1
+# conj_physical throughout: the lazy conj() is lost inside a custom op that AOT autograd runs (torch 2.15).
 # A chunk is g of the B·K heads × f features × e columns; tokens come last: (g, f, e, H, W).
 """
 
@@ -111,7 +112,7 @@ class _Grid:
     source_inverse = target_inverse
 
     def correlation(self, target, source):
-        return (target.conj() * source).sum((1, 2))  # g, P, Q'
+        return (torch.conj_physical(target) * source).sum((1, 2))  # g, P, Q'
 
     def add_offsets(self, d_c, cross):
         d_c += toeplitz.table_from_spectrum(cross, self.padded, *self.grid)
@@ -156,7 +157,7 @@ class _Halves:
         return torch.fft.irfft(f, n=2 * self.half, dim=-1)[..., : self.half]
 
     def correlation(self, target, source):
-        return (target.conj() * source).sum((1, 2, 3)).unsqueeze(1)  # g, 1, Q'
+        return (torch.conj_physical(target) * source).sum((1, 2, 3)).unsqueeze(1)  # g, 1, Q'
 
     def add_offsets(self, d_c, cross):
         by_lag = torch.fft.irfft(cross[:, 0], n=2 * self.half, dim=-1)  # K, 2L: at -lag modulo 2L
@@ -195,7 +196,7 @@ def _accumulate_gradients(form, inputs, outputs, d_c):
                 cross[i % cross.shape[0]] += row
         y = form.target_inverse(source.mul_(spectrum))
         form.target(d_q[g, f]).add_((y * w).sum(2))
-        x = form.source_inverse(target.mul_(spectrum.conj()))
+        x = form.source_inverse(target.mul_(torch.conj_physical(spectrum)))
         form.source(d_k[g, f]).add_((x * value).sum(2))
         form.source(d_v[g, e]).add_((x * k).sum(1))
     if d_c is not None:
