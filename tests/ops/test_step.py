@@ -136,6 +136,23 @@ def test_bad_shapes(change, message, std):
         state.step(**{name: torch.ones(shape).double() for name, shape in shapes.items()})
 
 
+@pytest.mark.parametrize(
+    ('name', 'other', 'message'),
+    [
+        ('phi_k', {'dtype': torch.float32}, 'float32'),
+        ('v', {'dtype': torch.float32}, 'float32'),
+        ('v', {'dtype': torch.bfloat16}, 'bfloat16'),
+        ('phi_q', {'device': 'meta'}, 'meta'),
+        ('v', {'device': 'meta'}, 'meta'),
+    ],
+)
+def test_mixed_dtypes_and_devices(name, other, message):
+    token = {'phi_q': torch.ones(2, 2, 6), 'phi_k': torch.ones(2, 2, 6), 'v': torch.ones(2, 2, 3)}
+    token = {key: x.double() for key, x in token.items()}
+    with pytest.raises(ValueError, match=message):
+        DecodeState().step(**token | {name: token[name].to(**other)})
+
+
 @pytest.mark.parametrize('std', [None, 0.5])
 def test_a_batch_that_changes_size(std):
     case, other = make_case(4, causal=True, std=std), make_case(4, causal=True, batch=3, std=std)
