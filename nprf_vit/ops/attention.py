@@ -8,6 +8,7 @@ import math
 import torch
 
 from . import direct, fft, flex, linear, step, toeplitz
+from .precision import check_alike, without_autocast
 
 BACKENDS = ('auto', 'direct', 'fft', 'linear', 'step', 'flex')
 _ALGORITHMS = {'direct': direct, 'fft': fft, 'linear': linear}
@@ -52,12 +53,12 @@ def kernel_attention(
     _check_backend(backend, phi_q, v, bias, grid_size, causal, positive)
     height, width = _check_grid(grid_size, v.shape[2], causal)
     if backend == 'step':
-        _check_no_grad(phi_q, phi_k, v)
+        _check_no_grad(phi_q, phi_k, v, bias, far)
     table = _offset_table(phi_q, bias, far, grid_size, height, width)
     if backend == 'step':
-        return step.decode(phi_q, phi_k, v, None if table is None else table[:, 0], None)
+        return step.decode(phi_q, phi_k, v, None if table is None else table[:, 0], positive)
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
-    with torch.autocast(v.device.type, enabled=False):
+    with without_autocast(v):
         args = phi_q.to(dtype), phi_k.to(dtype), v.to(dtype), table
         if backend == 'flex':
             return flex.flex_attention(*args, (height, width), causal).to(v.dtype)
@@ -100,7 +101,7 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention and its denominators (B, K, N). Opaque, because backends look at the bias's values."""
     algorithm = _algorithm(backend, phi_q, v, bias, (height, width), causal)
-    with torch.autocast(v.device.type, enabled=False):
+    with without_autocast(v):
         num, den = algorithm.forward(phi_q, phi_k, v, bias, (height, width), causal)
         if not positive:
             return num / den.unsqueeze(-1), den.contiguous()
@@ -135,7 +136,7 @@ def _attend_backward(
     """Gradients of phi_q, phi_k, v and bias (empty if not asked for)."""
     algorithm = _algorithm(backend, phi_q, v, bias, (height, width), causal)
     options = height, width, causal, positive, backend
-    with torch.autocast(v.device.type, enabled=False):
+    with without_autocast(v):
         if positive and den.dtype == torch.float32 and den.amin() < _SMALL:
             inputs = _double(phi_q, phi_k, v, bias)
             z, den = _attend(*inputs, *options)
@@ -196,7 +197,7 @@ def _offset_table(phi_q, bias, far, grid_size, height, width):
     for name, x in (('bias', bias), ('far', far)):
         if x is not None and x.device != phi_q.device:
             raise ValueError(f'{name} is on {x.device}, phi_q on {phi_q.device}: expected one device')
-        if x is not None and torch.promote_types(x.dtype, torch.float32) != dtype:
+        if x is not None and (not x.is_floating_point() or torch.promote_types(x.dtype, torch.float32) != dtype):
             raise ValueError(f'{name} is {x.dtype}, phi_q {phi_q.dtype}: expected {dtype}')
     if far is None:
         if tuple(bias.shape) != expected:
@@ -227,24 +228,16 @@ def _check_tensors(phi_q, phi_k, v):
         raise ValueError(f'batch, heads and tokens must agree, and the features of phi_q and phi_k: got {shapes}')
     if min(phi_q.shape) < 1 or v.shape[3] < 1:
         raise ValueError(f'every dimension must be at least 1, got {shapes}')
-    if not phi_q.device == phi_k.device == v.device:
-        raise ValueError(f'expected one device, got phi_q {phi_q.device}, phi_k {phi_k.device}, v {v.device}')
-    for name, x in (('phi_q', phi_q), ('phi_k', phi_k), ('v', v)):
-        if not x.is_floating_point():
-            raise ValueError(f'{name} must be floating point, got {x.dtype}')
-    half_values = v.dtype in (torch.float16, torch.bfloat16) and phi_q.dtype == torch.float32
-    if phi_q.dtype != phi_k.dtype or not (v.dtype == phi_q.dtype or half_values):
-        raise ValueError(
-            f'phi_q {phi_q.dtype}, phi_k {phi_k.dtype}, v {v.dtype}: expected one dtype, '
-            'or half-precision v beside float32 features'
-        )
+    check_alike(phi_q, phi_k, v)
 
 
 def _check_grid(grid_size, n, causal):
     if grid_size is None:
         return 1, n
     if causal:
-        raise ValueError(f'causal attention runs over a sequence: expected grid_size=None, got {tuple(grid_size)}')
+        raise ValueError(f'causal attention runs over a sequence: expected grid_size=None, got {grid_size}')
+    if not isinstance(grid_size, (tuple, list)) or len(grid_size) != 2 or min(grid_size) < 1:
+        raise ValueError(f'grid_size must be (H, W) with positive sizes, got {grid_size}')
     height, width = grid_size
     if height * width != n:
         raise ValueError(f'grid_size {height}x{width} holds {height * width} tokens, phi_q and v have {n}')
@@ -271,5 +264,5 @@ def _check_backend(backend, phi_q, v, bias, grid_size, causal, positive):
 
 
 def _check_no_grad(*tensors):
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         raise ValueError("backend 'step' decodes without gradients: use torch.no_grad(), or direct, fft or auto")

@@ -116,15 +116,19 @@ class _Scratch:
     """Memory allocated once and viewed in each tile's shape: fresh pages cost as much as the arithmetic."""
 
     def __init__(self):
-        self.memory = {}
+        self.memory, self.shapes = {}, {}
 
     def buffer(self, key, shape, like, zero=False):
-        if zero:  # zeros stay valid only for one shape, because tiles write the same places of it
-            key = (key, shape)
+        """Memory in the given shape; with `zero`, zeros but for what was written into it in the same shape."""
         size = torch.Size(shape).numel()
         if key not in self.memory or self.memory[key].numel() < size:
-            self.memory[key] = (torch.zeros if zero else torch.empty)(size, dtype=like.dtype, device=like.device)
-        return self.memory[key][:size].view(shape)
+            self.memory[key] = torch.empty(size, dtype=like.dtype, device=like.device)
+            self.shapes.pop(key, None)
+        view = self.memory[key][:size].view(shape)
+        if zero and self.shapes.get(key) != shape:
+            view.zero_()
+            self.shapes[key] = shape
+        return view
 
 
 def _tiles(shape, dtype, grid, causal, budget) -> Iterator[_Tile]:

@@ -8,16 +8,18 @@ import math
 import torch
 import torch.nn.functional as F
 
+from .precision import without_autocast
+
 KINDS = ('prf', 'orf', 'sphere', 'trf', 'elu')
 ROLES = ('query', 'key')
 
 # Exponents are floored so that no denominator vanishes: a query has one feature at its maximum and sees the key that
-# holds the keys' maximum, so float32 sums stay above e^-60 (e^-80 for a lone causal key); normal numbers end at e^-87.
-_QUERY_FLOOR = {torch.float32: -60.0, torch.float64: -600.0}
-_KEY_FLOOR = {torch.float32: -80.0, torch.float64: -650.0}
-# A causal key may not know the others' maximum. Since w·x - ‖x‖²/2 ≤ ‖w‖²/2, a constant puts every key below e^50,
-# which leaves float32 room for 1e5 tokens of size 1e3 above and e^-80 below.
-_CAUSAL_TOP = 50.0
+# holds the keys' maximum, or its own, so float32 sums stay above the smallest normal number, e^-87.
+_FLOOR = {torch.float32: -84.0, torch.float64: -650.0}
+# A causal key may not know the others' maximum. Since w·x - ‖x‖²/2 ≤ ‖w‖²/2, a constant puts every key below e^60:
+# above it float32 has room for 1e5 tokens of size 1e3, and e^144 lies between that and the floor.
+_CAUSAL_TOP = 60.0
+_CAUSAL_TRF = 40.0  # nothing bounds ‖x‖²/2 from w alone: centre its range and cut it where float32 would overflow
 
 
 def draw_projection(
@@ -92,10 +94,13 @@ def feature_map(
     _check_kind(kind)
     if role not in ROLES:
         raise ValueError(f"role must be 'query' or 'key', got {role!r}")
-    with torch.autocast(x.device.type, enabled=False):
+    if not x.is_floating_point():
+        raise ValueError(f'x must be floating point, got {x.dtype}')
+    with without_autocast(x):
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if kind == 'elu':
-            return F.elu(F.normalize(x, dim=-1) if normalize else x) + 1
+            x = F.normalize(x, dim=-1) if normalize else x
+            return torch.where(x > 0, x + 1, x.clamp(max=0).exp())  # elu(x) + 1, which would round e^x to 1e-7
         _check_shapes(x, w)
         w = w.to(x.dtype)
         projected = x @ w.transpose(-1, -2)  # ..., K, N, M
@@ -115,13 +120,13 @@ def _positive(projected, half_square, w, role, causal):
     if role == 'query':
         # ‖q‖²/2 is the same for all features of a row, so it goes with the maximum
         exponent = projected.sub_(projected.detach().amax(-1, keepdim=True) + scale)
-        return exponent.clamp(min=_QUERY_FLOOR[w.dtype]).exp_()
+        return exponent.clamp(min=_FLOOR[w.dtype]).exp_()
     exponent = projected.sub_(half_square)
     if causal:
         top = w.square().sum(-1).amax(-1)[:, None, None] * 0.5 - _CAUSAL_TOP  # K, 1, 1
     else:
         top = exponent.detach().amax((-1, -2), keepdim=True)  # ..., K, 1, 1
-    return exponent.sub_(top + scale).clamp(min=_KEY_FLOOR[w.dtype]).exp_()
+    return exponent.sub_(top + scale).clamp(min=_FLOOR[w.dtype]).exp_()
 
 
 def _trigonometric(projected, half_square, role, causal):
@@ -129,8 +134,7 @@ def _trigonometric(projected, half_square, role, causal):
     if role == 'query':
         return waves
     if causal:
-        # nothing bounds ‖x‖ from w alone: centre the range and cut it where float32 would overflow
-        return waves * (half_square - _CAUSAL_TOP).clamp(max=_CAUSAL_TOP).exp()
+        return waves * (half_square - _CAUSAL_TRF).clamp(max=_CAUSAL_TRF).exp()
     return waves * (half_square - half_square.detach().amax(-2, keepdim=True)).exp()
 
 
@@ -140,6 +144,8 @@ def _check_kind(kind):
 
 
 def _check_shapes(x, w):
+    if w is not None and w.device != x.device:
+        raise ValueError(f'w is on {w.device}, x on {x.device}: expected one device')
     if w is None or w.dim() != 3 or x.dim() < 3 or x.shape[-3] != w.shape[0] or x.shape[-1] != w.shape[2]:
         got = None if w is None else tuple(w.shape)
         raise ValueError(

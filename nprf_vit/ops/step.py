@@ -5,6 +5,8 @@
 
 import torch
 
+from .precision import check_alike, without_autocast
+
 
 class DecodeState:
     """Keeps what later tokens need of earlier ones: φ(k) and v with a bias, one constant-size sum without.
@@ -13,9 +15,16 @@ class DecodeState:
         bias: (K, 2N-1) as in `kernel_attention`, of which offsets ≤ 0 are used, or None.
         far: (K,) the bias of every offset outside the table, which may then be any odd-sized window.
         max_len: Capacity; by default N where the table says it, and growing by doubling otherwise.
+        positive: Whether all features are positive, which is so for every kind but 'trf'.
     """
 
-    def __init__(self, bias: torch.Tensor | None = None, far: torch.Tensor | None = None, max_len: int | None = None):
+    def __init__(
+        self,
+        bias: torch.Tensor | None = None,
+        far: torch.Tensor | None = None,
+        max_len: int | None = None,
+        positive: bool = True,
+    ):
         if bias is not None and (bias.dim() != 2 or bias.shape[1] % 2 == 0):
             raise ValueError(f'bias must be (heads, 2N-1) for decoding, got {tuple(bias.shape)}')
         if far is not None and (bias is None or far.shape != bias.shape[:1]):
@@ -23,12 +32,15 @@ class DecodeState:
             raise ValueError(
                 f'far {tuple(far.shape)} needs a bias (heads, 2R+1) and one value per head, got bias {got}'
             )
+        if max_len is not None and max_len < 1:
+            raise ValueError(f'max_len must be at least 1, got {max_len}')
         self.past = None if bias is None else bias[:, : bias.shape[1] // 2 + 1].detach()  # K, N: offsets 1-N … 0
         self.far = None if far is None else far.detach()
         self.limit = max_len
         if bias is not None and far is None:
             self.limit = min(max_len or self.past.shape[1], self.past.shape[1])
         self.length = 0
+        self.positive, self.batch = positive, None
         self.keys = self.values = self.state = None
 
     @torch.no_grad()
@@ -36,13 +48,15 @@ class DecodeState:
         """Takes the next token's φ(q), φ(k) (B, K, M) and v (B, K, D); returns its output (B, K, D) in v's dtype."""
         self._check(phi_q, phi_k, v)
         dtype = torch.promote_types(phi_q.dtype, torch.float32)
-        with torch.autocast(v.device.type, enabled=False):
+        with without_autocast(v):
             values = torch.cat([v.to(dtype), v.new_ones(*v.shape[:2], 1, dtype=dtype)], dim=-1)  # B, K, D+1
             args = phi_q.to(dtype), phi_k.to(dtype), values
             sums = self._without_bias(*args) if self.past is None else self._with_bias(*args)
-        self.length += 1
-        # the floor is below every denominator of positive features, and keeps an all-zero row finite
-        return (sums[..., :-1] / sums[..., -1:].clamp(min=torch.finfo(sums.dtype).tiny)).to(v.dtype)
+        self.length, self.batch = self.length + 1, phi_q.shape[0]
+        den = sums[..., -1:]
+        if self.positive:  # below every denominator of positive features; keeps an all-zero row finite
+            den = den.clamp(min=torch.finfo(sums.dtype).tiny)
+        return (sums[..., :-1] / den).to(v.dtype)
 
     def _without_bias(self, phi_q, phi_k, values):
         update = phi_k.unsqueeze(-1) * values.unsqueeze(-2)  # B, K, M, D+1
@@ -56,7 +70,9 @@ class DecodeState:
         bias = self._recent(t).to(phi_q.dtype)  # K, t
         weights = (bias - bias.amax(-1, keepdim=True)).exp()
         sums = _attend_row(phi_q, self.keys[:, :, :t], self.values[:, :, :t], weights)
-        if sums[..., -1].amin() < 1e-30:  # float32 underflow: rare, and only with raw queries and a steep bias
+        if (
+            self.positive and sums[..., -1].amin() < 1e-30
+        ):  # float32 underflow: rare, and only with raw queries and a steep bias
             sums = _attend_row(phi_q.double(), self.keys[:, :, :t].double(), self.values[:, :, :t].double(), weights)
         return sums
 
@@ -81,8 +97,13 @@ class DecodeState:
                 f'step takes one token: phi_q and phi_k (B, heads, M), v (B, heads, D); got {tuple(phi_q.shape)}, '
                 f'{tuple(phi_k.shape)}, {tuple(v.shape)}'
             )
+        check_alike(phi_q, phi_k, v)
         if self.past is not None and self.past.shape[0] != phi_q.shape[1]:
             raise ValueError(f'bias has {self.past.shape[0]} heads, phi_q {tuple(phi_q.shape)} has {phi_q.shape[1]}')
+        if self.batch not in (None, phi_q.shape[0]):
+            raise ValueError(
+                f'this state holds a batch of {self.batch}, phi_q {tuple(phi_q.shape)} has {phi_q.shape[0]}'
+            )
         if self.limit is not None and self.length >= self.limit:
             raise ValueError(f'this state holds {self.limit} tokens and all of them are taken')
 
@@ -92,7 +113,7 @@ def _attend_row(phi_q, keys, values, weights):
     return (scores.unsqueeze(-2) @ values).squeeze(-2)  # B, K, D+1
 
 
-def decode(phi_q, phi_k, v, bias, far):
+def decode(phi_q, phi_k, v, bias, positive):
     """Causal attention over a whole sequence by stepping through it: (B, K, N, ·) as in `kernel_attention`."""
-    state = DecodeState(bias, far, max_len=v.shape[2])
+    state = DecodeState(bias, max_len=v.shape[2], positive=positive)
     return torch.stack([state.step(phi_q[:, :, t], phi_k[:, :, t], v[:, :, t]) for t in range(v.shape[2])], dim=2)

@@ -6,6 +6,8 @@
 
 import torch
 
+from .precision import without_autocast
+
 
 def fast_length(n: int, even: bool = False) -> int:
     """Smallest length ≥ n whose prime factors are 2, 3 and 5 (and which is even, if asked for): FFTs are fast there."""
@@ -74,7 +76,7 @@ def toeplitz_matmul(table: torch.Tensor, x: torch.Tensor, grid_size: tuple[int, 
     heads, n, channels = _check(table, x, grid_size)
     height, width = grid_size or (1, n)
     dtype = torch.promote_types(x.dtype, torch.float32)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         table = table.to(dtype).view(heads, 2 * height - 1, 2 * width - 1)
         padded = padded_size(height, width)
         grid = x.to(dtype).transpose(-1, -2).unflatten(-1, (height, width))  # B, K, C, H, W
