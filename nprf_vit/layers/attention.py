@@ -18,13 +18,15 @@ from .rel_pos import RelPosBias
 
 KERNELS = ('prf', 'orf', 'sphere', 'trf', 'elu', 'softmax')
 
-# below this norm a query or key is taken for zero, whose gradient is then bounded by 1/NORM_EPS
-NORM_EPS = 1e-6
+
+def widen(x: torch.Tensor) -> torch.Tensor:
+    """Half precision to float32; anything else as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def unit_norm(x: torch.Tensor) -> torch.Tensor:
-    """Scale the last dimension to length one; zero stays zero, with a finite gradient."""
-    return F.normalize(x, dim=-1, eps=NORM_EPS)
+    """Scale the last dimension to length one, in float32 at least; zero stays zero, with a finite gradient."""
+    return F.normalize(widen(x), dim=-1, eps=1e-6)
 
 
 def check_kernel(kernel: str) -> None:
@@ -201,29 +203,24 @@ class KernelAttention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal=causal, scale=scale)
 
     def _kernel_attention(self, q, k, v, bias, grid_size, causal) -> torch.Tensor:
-        # float32 even under autocast: exp of a half-precision projection loses the digits it multiplies
-        with torch.autocast(q.device.type, enabled=False):
-            q, k = (x.float() if x.dtype in (torch.half, torch.bfloat16) else x for x in (q, k))
-            if self.normalize:
-                q, k = unit_norm(q), unit_norm(k)
-            else:
-                q, k = q * self.head_dim**-0.25, k * self.head_dim**-0.25
-            w = None if self.w is None else self.w.to(q.dtype)
-            phi_q = feature_map(q, w, kind=self.kernel, role='query', causal=causal)  # B, K, N, M
-            phi_k = feature_map(k, w, kind=self.kernel, role='key', causal=causal)  # B, K, N, M
-            grid_size = grid_size if len(grid_size) == 2 else None
-            if torch.onnx.is_in_onnx_export():
-                return dense_kernel_attention(phi_q, phi_k, v, bias, grid_size, causal)
-            return kernel_attention(
-                phi_q,
-                phi_k,
-                v,
-                bias=bias,
-                grid_size=grid_size,
-                causal=causal,
-                backend=self.attn_backend,
-                positive=self.kernel != 'trf',
-            )
+        if not self.normalize:
+            q, k = (widen(x) * self.head_dim**-0.25 for x in (q, k))
+        options = {'kind': self.kernel, 'causal': causal, 'normalize': self.normalize}
+        phi_q = feature_map(q, self.w, role='query', **options)  # B, K, N, M
+        phi_k = feature_map(k, self.w, role='key', **options)  # B, K, N, M
+        grid_size = grid_size if len(grid_size) == 2 else None
+        if torch.onnx.is_in_onnx_export():
+            return dense_kernel_attention(phi_q, phi_k, v, bias, grid_size, causal)
+        return kernel_attention(
+            phi_q,
+            phi_k,
+            v,
+            bias=bias,
+            grid_size=grid_size,
+            causal=causal,
+            backend=self.attn_backend,
+            positive=self.kernel != 'trf',
+        )
 
     def extra_repr(self) -> str:
         return (

@@ -33,14 +33,14 @@ def dense_kernel_attention(
     Returns:
         (B, K, N, D), in v's dtype.
     """
-    weight = phi_q @ phi_k.transpose(-2, -1)  # B, K, N, N
-    if bias is not None:
-        size = grid_size or (phi_q.shape[-2],)
-        bias = expand_table(bias.to(weight.dtype), size)  # K, N, N
-        if causal:
-            bias = bias + torch.full_like(bias[0], float('-inf')).triu(1)
-        # a maximum per row cancels in it as well as one per head does, and a sharp bias keeps its small rows
-        weight = weight * (bias - bias.amax(-1, keepdim=True)).exp()
-    elif causal:
-        weight = weight.tril()
-    return (weight @ v.to(weight.dtype) / weight.sum(-1, keepdim=True)).to(v.dtype)
+    with torch.autocast(v.device.type, enabled=False):
+        weight = phi_q @ phi_k.transpose(-2, -1)  # B, K, N, N
+        if bias is not None:
+            bias = expand_table(bias.to(weight.dtype), grid_size or phi_q.shape[2:3])  # K, N, N
+            if causal:
+                bias = bias + torch.full_like(bias[0], float('-inf')).triu(1)
+            # a maximum per row cancels in it as well as one per head does, and a sharp bias keeps its small rows
+            weight = weight * (bias - bias.amax(-1, keepdim=True)).exp()
+        elif causal:
+            weight = weight.tril()
+        return (weight @ v.to(weight.dtype) / weight.sum(-1, keepdim=True)).to(v.dtype)
