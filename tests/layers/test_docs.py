@@ -1,0 +1,32 @@
+"""The examples of docs/layer.md run as printed."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+PAGE = (Path(__file__).parents[2] / 'docs' / 'layer.md').read_text()
+EXAMPLES = re.findall(r'```python\n(.*?)```', PAGE, re.DOTALL)
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) == 2
+
+
+@pytest.mark.parametrize('index', [0, 1])
+def test_example(index):
+    names = {}
+    exec(EXAMPLES[index], names)
+    if index == 0:
+        assert names['out'].shape == (1, 56, 56, 96)
+        block = names['Block'](16, 2, grid_size=(4, 4))
+        out = block(torch.randn(2, 6, 3, 16))
+        out.sum().backward()
+        assert out.shape == (2, 6, 3, 16)
+        assert block.attn.rel_pos_bias.table.grad.abs().sum() > 0
+        windows = block.attn(torch.randn(10, 16, 16))
+        assert windows.shape == (10, 16, 16)
+    else:
+        assert names['x'].shape == (2, 14, 14, 96) and names['x'].isfinite().all()
+        assert names['bias'].shape == (3, 27, 27)
