@@ -14,7 +14,7 @@ BACKENDS = ('auto', 'direct', 'fft', 'linear', 'step', 'flex')
 _ALGORITHMS = {'direct': direct, 'fft': fft, 'linear': linear}
 
 # Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`; both measured on two
-# CPU cores by `python -m benchmarks.cost_model`. Other devices use the same constant until measured there.
+# CPU cores by `python -m benchmarks.attention --constants`. Other devices use the same constant until measured there.
 FFT_POINT = 13.0
 # Below this a float32 denominator has lost digits to underflow and the product is repeated in float64.
 _SMALL = 1e-30
@@ -65,7 +65,7 @@ def kernel_attention(
         return _attend(*args, height, width, causal, positive, backend)[0].to(v.dtype)
 
 
-def choose_backend(heads: int, grid: tuple[int, int], m: int, d: int, causal: bool, has_bias: bool) -> str:
+def choose_backend(grid: tuple[int, int], m: int, d: int, causal: bool, has_bias: bool) -> str:
     """The cheapest backend by a count of operations: a function of shapes only, the same on every run.
 
     direct: N²(M+D+1) multiply-adds, half of them when causal. fft: M(D+1) channels of a P×Q transform pair, or for
@@ -176,8 +176,7 @@ _attend.register_autograd(_differentiate, setup_context=_save)
 
 def _algorithm(backend, phi_q, v, bias, grid, causal):
     if backend == 'auto':
-        heads, _, m = phi_q.shape[1:]
-        backend = choose_backend(heads, grid, m, v.shape[-1], causal, bias is not None)
+        backend = choose_backend(grid, phi_q.shape[-1], v.shape[-1], causal, bias is not None)
     return _ALGORITHMS[backend]
 
 

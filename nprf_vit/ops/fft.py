@@ -13,12 +13,12 @@ import torch
 from . import direct, linear, toeplitz
 
 # Bytes of one complex array of a chunk. Two to four megabytes were fastest on 32 MB of shared cache, and four times
-# slower at 32 MB (benchmarks/attention.py --chunks).
+# slower at 32 MB.
 _CHUNK_BYTES = 3 << 20
 # Causal: dense below this length; above it each level adds the left half of a segment to its right half.
 CAUSAL_BLOCK = 512
 # Rounding of one product, per log2 of its length, in units in the last place of ‖c‖₂·‖u‖₂ (measured: at most 0.19;
-# benchmarks/fft_rounding.py).
+# tests/ops/test_toeplitz.py holds it).
 _ROUNDING = 0.5
 _TOLERANCE = {torch.float32: 4e-4, torch.float64: 4e-9}
 

@@ -1,0 +1,255 @@
+"""Attention alone, beside scaled_dot_product_attention and the FFT that public code offers.
+
+python -m benchmarks.attention              all sizes, about 12 minutes on two cores; writes docs/results/attention.*
+python -m benchmarks.attention --quick      small sizes, seconds; writes nothing unless --output says where
+python -m benchmarks.attention --constants  only the constant of the cost model
+
+# B batch, K heads, N tokens, M features, D head dim
+"""
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from benchmarks.measure import RESULTS, interleave, peak_memory, ratio, write_csv
+from nprf_vit.ops import draw_projection, feature_map, kernel_attention
+from nprf_vit.ops.attention import choose_backend
+from nprf_vit.ops.toeplitz import padded_size
+
+M, D = 32, 64
+BOTH = 192**2  # up to here direct and fft are both timed, beyond only the one that auto takes
+
+
+@dataclass
+class Case:
+    """One size; `target` is the largest ratio to the first contender that the project promises."""
+
+    side: int | None
+    rounds: int
+    target: float | None
+    batch: int = 1
+    heads: int = 12
+    length: int = 0  # of a causal sequence, instead of a grid
+    backward: bool = False
+    sdpa: bool = True
+
+    @property
+    def n(self):
+        return self.length or self.side**2
+
+    @property
+    def contenders(self):
+        return self.sdpa + bool(self.length) + (3 if self.n <= BOTH else 2)
+
+    @property
+    def name(self):
+        size = f'causal {self.length}' if self.length else f'{self.side}x{self.side}'
+        return f'{size}, batch {self.batch}, {"forward+backward" if self.backward else "forward"}'
+
+
+FULL = [
+    Case(14, 30, 1.25, batch=8),
+    Case(32, 15, 1.15),
+    Case(64, 7, 1.15),
+    Case(96, 3, 1.15),
+    Case(128, 3, 1.15),
+    Case(192, 1, 0.6),
+    Case(256, 1, None, sdpa=False),
+    Case(32, 9, 1.4, backward=True),
+    Case(64, 5, 1.4, backward=True),
+    Case(None, 9, 1.15, heads=8, length=3072),
+]
+QUICK = [Case(14, 3, None, batch=2), Case(16, 2, None, backward=True), Case(None, 2, None, heads=2, length=600)]
+
+
+def contenders(case: Case) -> dict:
+    """Functions of no arguments, SDPA first; ours include the feature maps."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(case.batch, case.heads, case.n, D, requires_grad=case.backward) for _ in range(3))
+    causal = bool(case.length)
+    shape = (2 * case.n - 1,) if causal else (2 * case.side - 1,) * 2
+    bias = (torch.randn(case.heads, *shape) * 0.02).requires_grad_(case.backward)
+    w = draw_projection(case.heads, M, D)
+    grid = None if causal else (case.side, case.side)
+    upstream = torch.randn_like(v)
+
+    def ours(backend):
+        phi_q = feature_map(q, w, role='query', causal=causal, normalize=True)
+        phi_k = feature_map(k, w, role='key', causal=causal, normalize=True)
+        return kernel_attention(phi_q, phi_k, v, bias, grid_size=grid, causal=causal, backend=backend)
+
+    def run(attend, inputs):
+        if case.backward:
+            return lambda: torch.autograd.grad(attend(), inputs, upstream)
+        return torch.no_grad()(attend)
+
+    runs = {}
+    if case.sdpa and case.side == 14:  # the size at which a float mask is how people add a bias
+        mask = torch.randn(1, case.heads, case.n, case.n)
+        runs['sdpa, float mask'] = run(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), (q, k, v))
+    elif case.sdpa:
+        runs['sdpa'] = run(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v))
+    if causal:
+        mask = torch.randn(1, case.heads, case.n, case.n).masked_fill(
+            torch.ones(case.n, case.n).triu(1) > 0, -torch.inf
+        )
+        runs['sdpa, causal bias mask'] = run(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), (q, k, v))
+    inputs = (q, k, v, bias)
+    chosen = choose_backend(grid or (1, case.n), M, D, causal, True)
+    for backend in ('direct', 'fft'):
+        if case.n <= BOTH or backend == chosen:
+            runs[backend] = run(lambda backend=backend: ours(backend), inputs)
+    runs['auto'] = run(lambda: ours('auto'), inputs)
+    return runs
+
+
+def plain_fft(phi_q, phi_k, v, bias, grid):
+    """The routine public code offers: all M·(D+1) channels at once, padded in both directions."""
+    h, w = grid
+    c = bias.exp()  # K, 2H-1, 2W-1
+    kernel = c.flip(1, 2).roll((1 - h, 1 - w), (1, 2))  # K, 2H-1, 2W-1: offset δ at -δ modulo the size
+    u = phi_k.unsqueeze(-1) * F.pad(v, (0, 1), value=1.0).unsqueeze(-2)  # B, K, N, M, D+1
+    u = u.movedim(2, -1).unflatten(-1, (h, w))  # B, K, M, D+1, H, W
+    f = torch.fft.rfft2(u, s=(2 * h - 1, 2 * w - 1)) * torch.fft.rfft2(kernel)[:, None, None]
+    y = torch.fft.irfft2(f, s=(2 * h - 1, 2 * w - 1))[..., :h, :w].flatten(-2)  # B, K, M, D+1, N
+    sums = torch.einsum('bknm,bkmen->bkne', phi_q, y)
+    return sums[..., :-1] / sums[..., -1:]
+
+
+def against_plain_fft(side: int, rounds: int, bar) -> list[dict]:
+    """Time and peak memory beside the plain FFT."""
+    torch.manual_seed(0)
+    phi_q, phi_k = (torch.rand(1, 12, side**2, M) for _ in range(2))
+    v, bias = torch.randn(1, 12, side**2, D), torch.randn(12, 2 * side - 1, 2 * side - 1) * 0.02
+    grid = (side, side)
+    runs = {'plain fft': lambda: plain_fft(phi_q, phi_k, v, bias, grid)}
+    for backend in ('auto', 'fft'):
+        runs[backend] = lambda b=backend: kernel_attention(phi_q, phi_k, v, bias, grid_size=grid, backend=b)
+    error = max((runs['plain fft']() - runs[name]()).abs().max().item() for name in ('auto', 'fft'))
+    if error > 1e-3:
+        raise RuntimeError(f'the plain FFT disagrees with ours by {error:.1e}')
+    seconds = interleave(runs, rounds, bar)
+    return [
+        row(f'{side}x{side}, beside the plain FFT', side**2, name, seconds, 'plain fft', None, peak_memory(run))
+        for name, run in runs.items()
+    ]
+
+
+def memory(side: int) -> list[dict]:
+    """Peak memory of one forward+backward above its inputs."""
+    runs = contenders(Case(side, 1, None, backward=True))
+    return [
+        {**blank(f'{side}x{side}, peak memory, forward+backward', side**2, name), 'peak_mb': round(peak_memory(run), 1)}
+        for name, run in runs.items()
+    ]
+
+
+def blank(case, n, name):
+    return {'case': case, 'n': n, 'contender': name, 'seconds': '', 'ratio': '', 'target': '', 'peak_mb': ''}
+
+
+def row(case, n, name, seconds, base, target, peak=None):
+    return {
+        **blank(case, n, name),
+        'seconds': f'{min(seconds[name]):.5f}',
+        'ratio': f'{ratio(seconds, name, base):.3f}' if base else '',
+        'target': target if target and name == 'auto' else '',
+        'peak_mb': '' if peak is None else round(peak, 1),
+    }
+
+
+def constants(rows: list[dict]) -> list[str]:
+    """The FFT_POINT that makes the cost model exact: seconds per point and log2, over seconds per multiply-add."""
+    times = {(r['n'], r['contender']): float(r['seconds']) for r in rows if r['case'].endswith('batch 1, forward')}
+    lines = []
+    for n in sorted({n for n, name in times if name == 'fft' and (n, 'direct') in times}):
+        if round(math.sqrt(n)) ** 2 != n:
+            continue
+        points = math.prod(padded_size(round(math.sqrt(n)), round(math.sqrt(n))))
+        fft = times[n, 'fft'] / (M * (D + 1) * points * math.log2(points))
+        direct = times[n, 'direct'] / (n * n * (M + D + 1))
+        lines.append(f'FFT_POINT at {n} tokens: {fft / direct:.1f}')
+    return lines
+
+
+def plot(rows: list[dict], path: Path) -> None:
+    """Time against tokens, and the ratio to SDPA."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+    grids = [r for r in rows if r['case'].endswith('batch 1, forward') and 'x' in r['case']]
+    for name in dict.fromkeys(r['contender'] for r in grids):
+        mine = [(r['n'], float(r['seconds']), r['ratio']) for r in grids if r['contender'] == name]
+        style = {
+            'marker': 'o',
+            'lw': 2.5 if name == 'auto' else 1.2,
+            'ls': '--' if name == 'auto' else '-',
+            'label': name,
+        }
+        axes[0].plot([n for n, _, _ in mine], [s for _, s, _ in mine], **style)
+        paired = [(n, float(r)) for n, _, r in mine if r]
+        axes[1].plot([n for n, _ in paired], [r for _, r in paired], **style)
+    for axis, label in zip(axes, ('seconds, forward', 'time / SDPA without bias')):
+        axis.set(xscale='log', xlabel='tokens', ylabel=label)
+        axis.grid(alpha=0.3)
+    axes[0].set_yscale('log')
+    axes[1].set_ylim(0, 3)
+    axes[0].legend()
+    figure.suptitle('12 heads, D=64, M=32, float32, two CPU cores; feature maps included')
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def measure(cases: list[Case], bar) -> list[dict]:
+    rows = []
+    for case in cases:
+        runs = contenders(case)
+        base = next(iter(runs)) if case.sdpa else None
+        bar.set_description(case.name)
+        seconds = interleave(runs, case.rounds, bar)
+        rows += [row(case.name, case.n, name, seconds, base, case.target) for name in runs]
+    return rows
+
+
+def report(rows: list[dict]) -> None:
+    for r in rows:
+        against = f'{r["ratio"]:>7}x' if r['ratio'] else ' ' * 8
+        promised = f'  promised {r["target"]}x' if r['target'] else ''
+        peak = f'  peak {r["peak_mb"]} MB' if r['peak_mb'] != '' else ''
+        print(f'{r["case"]:45} {r["contender"]:24} {r["seconds"]:>9} s {against}{promised}{peak}')
+
+
+def main(argv=None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--quick', action='store_true', help='small sizes only')
+    parser.add_argument('--constants', action='store_true', help='only what the cost model needs')
+    parser.add_argument('--output', type=Path, help='folder for attention.csv and attention.png')
+    args = parser.parse_args(argv)
+    cases = QUICK if args.quick else FULL
+    if args.constants:
+        cases = [c for c in FULL if c.batch == 1 and c.side and 32 <= c.side <= 192 and not c.backward]
+    calls = sum((c.rounds + 1) * c.contenders for c in cases)
+    with tqdm(total=calls + (0 if args.constants else 9 if args.quick else 12)) as bar:
+        rows = measure(cases, bar)
+        if not args.constants:
+            rows += against_plain_fft(*((8, 2) if args.quick else (48, 3)), bar)
+            rows += memory(12 if args.quick else 64)
+    report(rows)
+    print('\n'.join(constants(rows)))
+    output = args.output or (None if args.quick or args.constants else RESULTS)
+    if output:
+        write_csv(output / 'attention.csv', rows)
+        plot(rows, output / 'attention.png')
+        print(f'wrote {output / "attention.csv"} and attention.png')
+
+
+if __name__ == '__main__':
+    main()
