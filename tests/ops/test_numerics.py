@@ -74,7 +74,7 @@ EXTREMES = {
 
 
 @DTYPES
-@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('backend', ['direct', 'fft'])
 @pytest.mark.parametrize('extreme', EXTREMES)
 @pytest.mark.parametrize(
     'shape',
@@ -152,7 +152,8 @@ def last_is_huge(v):
 
 @DTYPES
 @pytest.mark.parametrize(
-    ('backend', 'std'), [('linear', None), *((backend, std) for backend in BACKENDS for std in (0.02, 2.0, 5.0))]
+    ('backend', 'std'),
+    [('linear', None), *((backend, std) for backend in ('direct', 'fft') for std in (0.02, 2.0, 5.0))],
 )
 @pytest.mark.parametrize('values', [one_hot, sparse, last_is_huge])
 @pytest.mark.parametrize('shape', SHAPES)
