@@ -19,9 +19,7 @@ class RealLabels:
         try:
             by_name = RealLabelsImagenet(names, real_json=None if labels == 'bundled' else labels).real_labels
         except AssertionError:
-            raise InputError(
-                f'ReaL labels {labels} do not fit the {len(names)} validation images: counts differ'
-            ) from None
+            raise InputError(f'ReaL labels {labels} are not as many as the {len(names)} validation images') from None
         unknown = [name for name in names if name not in by_name]
         if unknown:
             raise InputError(f'no ReaL label for {unknown[0]}: expected names like ILSVRC2012_val_00000001.JPEG')

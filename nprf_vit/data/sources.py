@@ -12,11 +12,7 @@ from ..errors import InputError
 from .digits import Digits
 from .folder import open_folder
 
-STREAMS = ('wds/', 'tfds/', 'hfids/')  # read in order only: no access by index
-
-
-def is_stream(name: str) -> bool:
-    return name.lower().startswith(STREAMS)
+OWN_CACHE = ('hfds/', 'hfids/', 'tfds/')  # find their data without a folder
 
 
 class ImageSource(Dataset):
@@ -63,7 +59,7 @@ def open_source(config: Any, split: str) -> ImageSource | IterableImageDataset:
     name = config.dataset
     if name == 'digits':
         dataset = Digits(split_name)
-    elif not config.data_dir:
+    elif not config.data_dir and not name.startswith(OWN_CACHE):
         what = f'dataset {name}' if name else 'an image folder'
         raise InputError(f'{what} needs a data folder: give --data-dir DIR')
     elif not name:
@@ -79,7 +75,7 @@ def open_source(config: Any, split: str) -> ImageSource | IterableImageDataset:
 
 def _open_by_name(config: Any, split_name: str, mode: str, training: bool) -> Any:
     name, root = config.dataset, config.data_dir
-    if not config.dataset_download and not name.startswith('hf') and not Path(root).exists():
+    if root and not config.dataset_download and not name.startswith(OWN_CACHE) and not Path(root).exists():
         raise InputError(f'the data folder {root} does not exist')
     try:
         return create_dataset(
@@ -99,9 +95,7 @@ def _open_by_name(config: Any, split_name: str, mode: str, training: bool) -> An
 def _check_counts(source: ImageSource, config: Any, training: bool) -> None:
     classes = source.num_classes
     if config.num_classes is not None and classes is not None and classes != config.num_classes:
-        raise InputError(
-            f'{source.name} has {classes} classes, the configuration says num_classes {config.num_classes}'
-        )
+        raise InputError(f'{source.name} has {classes} classes, the configuration num_classes {config.num_classes}')
     expected = config.train_images if training else config.val_images
     if expected is not None and len(source) != expected:
         key = 'train_images' if training else 'val_images'

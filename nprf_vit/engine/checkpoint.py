@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError
+from ..errors import InputError, first_line
 from .build import Training
 from .config import differences
 from .meter import LossMeter
@@ -81,7 +81,7 @@ def read_checkpoint(path: str | Path, any_format: bool = False) -> dict[str, Any
     try:
         content = torch.load(path, map_location='cpu', weights_only=True)
     except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
-        raise InputError(f'cannot read checkpoint {path}: {str(error).splitlines()[0]}') from error
+        raise InputError(f'cannot read checkpoint {path}: {first_line(error)}') from error
     if not isinstance(content, dict) or (content.get('format') != FORMAT and not any_format):
         raise InputError(f'{path} is no checkpoint of this package (format {FORMAT}); initial_checkpoint takes others')
     return content
@@ -90,9 +90,7 @@ def read_checkpoint(path: str | Path, any_format: bool = False) -> dict[str, Any
 def restore(run: Training, meter: LossMeter, content: dict[str, Any], origin: str) -> Progress:
     """Put a run back to where the checkpoint left it."""
     if 'optimizer' not in content:
-        raise InputError(
-            f'{origin} holds weights only; resume from last.pt, or set initial_checkpoint to start from it'
-        )
+        raise InputError(f'{origin} holds weights only: resume from last.pt, or start from it as initial_checkpoint')
     changed = differences(content['config'], run.config.to_dict())
     if changed:
         raise InputError(f'{origin} belongs to another configuration: ' + '; '.join(changed[:8]))

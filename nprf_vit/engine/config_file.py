@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from ..errors import InputError
+from ..errors import InputError, first_line
 from .config import FIELDS, Config
 
 _KINDS = typing.get_type_hints(Config)
@@ -86,7 +86,7 @@ def _parse_scalar(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader subclass
     except yaml.YAMLError as error:
-        raise InputError(f'{where}: not a YAML value ({_first_line(error)})') from None
+        raise InputError(f'{where}: not a YAML value ({_problem(error)})') from None
 
 
 def _read_entries(text: str, origin: str) -> dict[str, tuple[Any, str]]:
@@ -107,14 +107,13 @@ def _read_entries(text: str, origin: str) -> dict[str, tuple[Any, str]]:
     except yaml.YAMLError as error:
         mark = getattr(error, 'problem_mark', None)
         line = f':{mark.line + 1}' if mark else ''
-        raise InputError(f'{origin}{line}: not valid YAML ({_first_line(error)})') from None
+        raise InputError(f'{origin}{line}: not valid YAML ({_problem(error)})') from None
     finally:
         loader.dispose()
 
 
-def _first_line(error: Exception) -> str:
-    problem = getattr(error, 'problem', None)
-    return problem or str(error).splitlines()[0]
+def _problem(error: yaml.YAMLError) -> str:
+    return getattr(error, 'problem', None) or first_line(error)
 
 
 def _check(name: str, value: Any, where: str) -> Any:

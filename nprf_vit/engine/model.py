@@ -13,7 +13,7 @@ from torch import nn
 import nprf_vit  # noqa: F401 - registers the models with timm
 
 from ..data.seeding import derive_seed
-from ..errors import InputError
+from ..errors import InputError, first_line
 from .config import Config
 
 _logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def build_model(config: Config, fresh: bool = True) -> nn.Module:
     args |= {'drop_rate': config.drop, 'drop_path_rate': config.drop_path}
     try:
         model = timm.create_model(config.model, pretrained=config.pretrained and fresh, **(args | config.model_kwargs))
-    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+    except (TypeError, ValueError, RuntimeError, AssertionError, OSError) as error:
         raise InputError(f'cannot build model {config.model}: {error}') from error
     if config.initial_checkpoint and fresh:
         load_initial(model, config.initial_checkpoint)
@@ -67,7 +67,7 @@ def read_weights(path: str, use_ema: bool = False) -> dict[str, torch.Tensor]:
     try:
         return load_state_dict(path, use_ema=use_ema)
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise InputError(f'cannot read checkpoint {path}: {str(error).splitlines()[0]}') from error
+        raise InputError(f'cannot read checkpoint {path}: {first_line(error)}') from error
 
 
 def load_initial(model: nn.Module, path: str) -> None:

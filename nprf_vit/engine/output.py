@@ -23,9 +23,7 @@ def check_output(folder: Path, config: Config, resume: str | None) -> None:
                 'choose another with --output'
             )
     if (folder / 'last.pt').is_file() and not resume:
-        raise InputError(
-            f'{folder} already holds a run: continue it with --resume auto, or choose another with --output'
-        )
+        raise InputError(f'{folder} holds a run already: continue it with --resume auto, or choose another --output')
     if folder.exists() and not folder.is_dir():
         raise InputError(f'the output folder {folder} is a file')
 
