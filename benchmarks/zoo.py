@@ -1,0 +1,41 @@
+"""The zoo table: parameters and multiply-adds of every entry point at 224 px, as markdown.
+
+python -m benchmarks.zoo
+"""
+
+import timm
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import nprf_vit  # noqa: F401  registers the models
+
+
+def attend_flops(phi_q, phi_k, v, bias, *args, **kwargs) -> int:
+    """Of the attention op, whose shapes these are: N²(M+D+1) multiply-adds per head, or 2NM(D+1) without a bias."""
+    batch, heads, n, m = phi_q
+    d = v[-1]
+    macs = n * n * (m + d + 1) if bias is not None else 2 * n * m * (d + 1)  # what `auto` takes at 224 px
+    return 2 * batch * heads * macs
+
+
+def count(name: str, pixels: int = 224) -> tuple[float, float]:
+    """Millions of parameters and billions of multiply-adds per image; shapes only, nothing is computed."""
+    with torch.device('meta'):
+        model = timm.create_model(name, img_size=pixels).eval()
+        image = torch.empty(1, 3, pixels, pixels)
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.nprf_vit.attend: attend_flops})
+    with counter, torch.no_grad():
+        model(image)
+    return sum(p.numel() for p in model.parameters()) / 1e6, counter.get_total_flops() / 2e9
+
+
+def main() -> None:
+    print('| entry point | parameters, M | GMACs at 224 px |')
+    print('|---|---|---|')
+    for name in [*timm.list_models(module='kernel_deit'), 'deit_base_patch16_224']:
+        parameters, gmacs = count(name)
+        print(f'| `{name}` | {parameters:.2f} | {gmacs:.2f} |')
+
+
+if __name__ == '__main__':
+    main()
