@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from benchmarks.measure import RESULTS, interleave, peak_memory, ratio, write_csv
-from nprf_vit.ops import draw_projection, feature_map, kernel_attention
-from nprf_vit.ops.attention import choose_backend
+from nprf_vit.ops import choose_backend, draw_projection, feature_map, kernel_attention
 from nprf_vit.ops.toeplitz import padded_size
 
 M, D = 32, 64

@@ -1,6 +1,7 @@
 import torch as _torch
 
-from .attention import choose_backend, kernel_attention
+from .attention import kernel_attention
+from .cost import choose_backend
 from .features import draw_projection, feature_map
 from .step import DecodeState
 from .toeplitz import toeplitz_matmul

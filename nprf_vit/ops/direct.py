@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from . import linear
+from .offsets import offsets_shape, sum_offsets, toeplitz_view
 
 # Beyond e^20 between the extremes of c, rows that see only small offsets get their own maximum (an exp per tile).
 WIDE = 20.0
-# 256 queries × 4096 keys × 2 heads in float32: about 8 MB of scores at most, measured best in benchmarks/attention.py;
-# backward keeps four arrays of that kind at once.
+# Up to 256 queries × 4096 keys, and as many heads as make a million scores: 4 MB, found best beside 32 MB of cache.
+# A grid whose shorter side is above 256 takes whole rows. Backward keeps four arrays of that kind.
 _QUERIES, _KEYS, _TILE = 256, 4096, 1 << 20
 
 
@@ -181,13 +182,9 @@ class _Weights:
     def tile(self, t: _Tile, share: bool):
         """Weights (kc, q, k) or (kc, qr, W, kr, W) of a tile, and whether its queries run backwards.
 
-        Reversed queries make every stride of the Toeplitz view positive. When several batch items share a tile it is
-        copied, and put in order on the way.
+        When several batch items share a tile it is copied, and its queries put in order on the way.
         """
-        table = self.table[t.heads]
-        head, row, col = table.stride()
-        shape = (table.shape[0], t.q_rows, t.width, t.k_rows, t.width)
-        view = table.as_strided(shape, (head, row, col, row, col), table.storage_offset() + t.top * row)
+        view = toeplitz_view(self.table[t.heads], (t.q_rows, t.width), (t.k_rows, t.width), t.top)
         if self.row_max is not None:
             first = self.grid[0] - t.q.stop // t.width
             row_max = self.row_max[t.heads, first : first + t.q_rows]  # kc, qr, W
@@ -195,7 +192,7 @@ class _Weights:
         elif not share:
             return view, True
         order = torch.arange(t.q_len - 1, -1, -1, device=view.device)
-        return view.reshape(shape[0], t.q_len, t.k_len).index_select(1, order), False
+        return view.reshape(view.shape[0], t.q_len, t.k_len).index_select(1, order), False
 
 
 def _no_bias(phi_q, grid):
@@ -220,18 +217,9 @@ def _weigh(scores, c):
 
 
 def _sum_diagonals(d_c, t, flip, scratch):
-    """Adjoint of the Toeplitz view: sums (kc, q, k) over equal offsets to (kc, qr+kr-1, 2W-1), in a fixed order.
-
-    Written into zeros along sheared strides, equal offsets line up in columns; the sum is then an ordinary one.
-    """
-    kc, qr, kr, w = d_c.shape[0], t.q_rows, t.k_rows, t.width
-    rows, cols = qr + kr - 1, 2 * w - 1
-    memory = scratch.buffer('shear', (kc, qr, w, rows, cols), d_c, zero=True)
-    sign = 1 if flip else -1
-    start = 0 if flip else (qr - 1) * cols + w - 1
-    strides = (qr * w * rows * cols, w * rows * cols + sign * cols, rows * cols + sign, cols, 1)
-    memory.as_strided((kc, qr, w, kr, w), strides, memory.storage_offset() + start).copy_(d_c.view(kc, qr, w, kr, w))
-    return memory.sum((1, 2))
+    """Sums (kc, q, k) over equal offsets to (kc, qr+kr-1, 2W-1)."""
+    d_c = d_c.view(-1, t.q_rows, t.width, t.k_rows, t.width)
+    return sum_offsets(d_c, scratch.buffer('shear', offsets_shape(d_c.shape), d_c, zero=True), flip)
 
 
 def _rows(x, b, heads, rows, flip=False):

@@ -77,7 +77,8 @@ def feature_map(
 
     The factor: a query is divided by its own largest feature, which cancels row by row; keys are divided by the
     largest feature of all keys of that head and batch item, which cancels in both sums. Causal keys are divided by a
-    constant of w instead, because a maximum over later tokens would leak.
+    constant of w instead, because a maximum over later tokens would leak; causal 'trf' keys with ‖x‖²/2 > 80, which no
+    constant of w bounds, are cut there.
 
     Args:
         x: (..., K, N, D) queries or keys; standard variants scale them by D^-¼ before.
@@ -100,7 +101,8 @@ def feature_map(
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if kind == 'elu':
             x = F.normalize(x, dim=-1) if normalize else x
-            return torch.where(x > 0, x + 1, x.clamp(max=0).exp())  # elu(x) + 1, which would round e^x to 1e-7
+            # F.elu(x) + 1 would round e^x to 1e-7, and a clamp would have no gradient at zero
+            return torch.where(x > 0, x + 1, x.masked_fill(x > 0, 0).exp())
         _check_shapes(x, w)
         w = w.to(x.dtype)
         projected = x @ w.transpose(-1, -2)  # ..., K, N, M

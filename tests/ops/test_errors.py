@@ -124,7 +124,7 @@ def test_devices(name):
         kernel_attention(**call | {name: call[name].to('meta')})
 
 
-@pytest.mark.parametrize('backend', ['window', 'softmax', '', None, 'Direct'])
+@pytest.mark.parametrize('backend', ['softmax', '', None, 'Direct'])
 def test_unknown_backends(backend):
     with pytest.raises(ValueError, match=rf'{backend}.*direct.*fft.*linear'):
         kernel_attention(**arguments(backend=backend))

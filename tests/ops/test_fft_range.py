@@ -76,3 +76,20 @@ def test_the_tolerance_holds_at_the_edge_of_float32_for_the_worst_values(grid, c
     seen = expected > 0
     assert ((z - expected).abs()[seen] / expected[seen]).max() <= 1e-3
     assert z[~seen].eq(0).all() or not causal
+
+
+def test_small_lengths_round_most():
+    worst = 0.0
+    for n in (2, 3, 4, 8, 16):
+        padded = toeplitz.padded_size(1, n)
+        x = torch.randn(4000, 1, n, generator=torch.Generator().manual_seed(n))
+        c = torch.randn(4000, 1, 2 * n - 1, generator=torch.Generator().manual_seed(n + 1)).mul(2).exp()
+
+        def product(c, x, n=n, padded=padded):
+            f = toeplitz.forward_transform(x, padded) * toeplitz.spectrum(c, padded)
+            return toeplitz.inverse_transform(f, padded, 1, n)
+
+        error = (product(c, x) - product(c.double(), x.double())).abs().amax((-1, -2))
+        size = c.double().flatten(1).norm(dim=1) * x.double().flatten(1).norm(dim=1)
+        worst = max(worst, ((error / size).max() / 2**-24 / math.log2(2 * (2 * n - 1))).item())
+    assert 0.2 < worst <= fft._ROUNDING

@@ -418,3 +418,18 @@ def test_an_all_channels_allocation_is_noticed():
     case = make_case(grid_size=(32, 64), batch=1, heads=1, m=32, d=8, dtype=torch.float32)
     with pytest.raises(AssertionError, match=r'B·heads·n·m·d 2097152'):
         assert_lean(lambda: case.phi_k[..., None] * case.v[..., None, :], case)
+
+
+@pytest.mark.parametrize('backend', ['direct', 'fft', 'window'])
+def test_a_later_token_that_underflows_changes_no_earlier_one(backend):
+    generator = torch.Generator().manual_seed(0)
+    n = 40
+    phi_q, phi_k = (torch.rand(1, 1, n, 4, generator=generator) + 0.1 for _ in range(2))
+    v, bias = torch.randn(1, 1, n, 3, generator=generator), torch.randn(1, 2 * n - 1, generator=generator)
+    far = torch.zeros(1) if backend == 'window' else None
+    bias = bias[:, n - 6 : n + 5] if far is not None else bias
+    tiny = phi_q.clone()
+    tiny[:, :, -1] *= 1e-35  # a factor per query cancels
+    first, second = (kernel_attention(q, phi_k, v, bias, far, None, True, backend) for q in (phi_q, tiny))
+    assert torch.equal(first[:, :, :-1], second[:, :, :-1])
+    torch.testing.assert_close(first[:, :, -1], second[:, :, -1], rtol=1e-4, atol=1e-5)

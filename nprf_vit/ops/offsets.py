@@ -1,0 +1,76 @@
+"""Offset tables read as the (block-)Toeplitz matrices they stand for, and back.
+
+# K heads, H×W grid; a tile has q_rows×q_cols queries and k_rows×k_cols keys
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+def toeplitz_view(
+    table: torch.Tensor, queries: tuple[int, int], keys: tuple[int, int], top: int = 0, left: int = 0
+) -> torch.Tensor:
+    """(K, rows, cols) -> (K, q_rows, q_cols, k_rows, k_cols) without copying, queries in reversed order.
+
+    Reversed, because then every stride is positive: entry (y', x', y, x) is table[top + y + y', left + x + x'].
+    """
+    head, row, col = table.stride()
+    start = table.storage_offset() + top * row + left * col
+    return table.as_strided((table.shape[0], *queries, *keys), (head, row, col, row, col), start)
+
+
+def sum_offsets(x: torch.Tensor, memory: torch.Tensor, reversed_queries: bool) -> torch.Tensor:
+    """Adjoint of `toeplitz_view`: sums (K, q_rows, q_cols, k_rows, k_cols) over equal offsets, in a fixed order.
+
+    Written into zeros along sheared strides, equal offsets line up in columns; the sum is then an ordinary one.
+
+    Args:
+        x: (K, q_rows, q_cols, k_rows, k_cols).
+        memory: Zeros of shape `offsets_shape(x.shape)`, which may be used again for the same shape and order.
+        reversed_queries: Whether x has its queries in reversed order.
+
+    Returns:
+        (K, q_rows+k_rows-1, q_cols+k_cols-1).
+    """
+    heads, q_rows, q_cols, k_rows, k_cols = x.shape
+    rows, cols = memory.shape[-2:]
+    sign = 1 if reversed_queries else -1
+    start = 0 if reversed_queries else (q_rows - 1) * cols + q_cols - 1
+    strides = (
+        q_rows * q_cols * rows * cols,
+        q_cols * rows * cols + sign * cols,
+        rows * cols + sign,
+        cols,
+        1,
+    )
+    memory.as_strided(x.shape, strides, memory.storage_offset() + start).copy_(x)
+    return memory.sum((1, 2))
+
+
+def offsets_shape(shape: torch.Size) -> tuple[int, ...]:
+    """Shape of the memory that `sum_offsets` needs."""
+    heads, q_rows, q_cols, k_rows, k_cols = shape
+    return (heads, q_rows, q_cols, q_rows + k_rows - 1, q_cols + k_cols - 1)
+
+
+def extend_table(window: torch.Tensor, far: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Pads a window (K, 2R+1, 2S+1) with `far` (K,), or crops it, to the offsets of a grid: (K, 2H-1, 2W-1)."""
+    y, x = _margins(window, height, width)
+    inside = F.pad(torch.ones_like(window[0], dtype=torch.bool), (x, x, y, y))
+    return torch.where(inside, F.pad(window, (x, x, y, y)), far[:, None, None])
+
+
+def extend_table_backward(
+    grad: torch.Tensor, window: torch.Tensor, height: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of window and far, given that of the extended table."""
+    y, x = _margins(window, height, width)
+    d_window = F.pad(grad, (-x, -x, -y, -y))
+    outside = grad.clone()
+    inner = outside[:, max(y, 0) : grad.shape[1] - max(y, 0), max(x, 0) : grad.shape[2] - max(x, 0)]
+    inner.zero_()  # not a difference of sums, which would round where far hardly occurs
+    return d_window, outside.sum((1, 2))
+
+
+def _margins(window, height, width):
+    return height - 1 - window.shape[1] // 2, width - 1 - window.shape[2] // 2
