@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from . import linear
 from .offsets import offsets_shape, sum_offsets, toeplitz_view
 
-# 4×8 queries per block: 1020 keys for a radius of 13, against 729 in the window itself, and products large enough to
-# be fast; a sequence takes 64 queries at a time (benchmarks/attention.py).
-_BLOCK, _SEQUENCE_BLOCK = (4, 8), (64, 1)
+# 8×8 queries per block: 1156 keys for a radius of 13, against 729 in the window itself, and products large enough to
+# be fast; a sequence takes 64 queries at a time.
+_BLOCK, _SEQUENCE_BLOCK = (8, 8), (64, 1)
 _SCORES = 1 << 20  # scores alive at once, per array
 # The linear term brings c_far for keys inside the window and the dense part takes it away again. What is left rounds by
 # this many units in the last place of c_far, measured below 8 (tests/ops/test_window.py).
