@@ -6,7 +6,7 @@ from timm.models.vision_transformer import ParallelScalingBlock
 import nprf_vit
 from nprf_vit.layers import KERNELS, KernelAttention
 
-from .models.conftest import make
+from .models.small import make
 
 SMALL = {'embed_dim': 32, 'depth': 3, 'num_heads': 2, 'img_size': 64, 'num_classes': 5}
 

@@ -95,8 +95,7 @@ class KernelVisionTransformer(VisionTransformer):
                 f'rel_pos={rel_pos!r} needs every token on the grid: use no class token, register token or patch '
                 "dropout with it, or pass rel_pos='none'"
             )
-        if not kwargs.get('dynamic_img_pad'):
-            check_divisible(img_size, patch_size)
+        check_divisible(img_size, patch_size)
         grid_size = tuple(s // p for s, p in zip(to_2tuple(img_size), to_2tuple(patch_size)))
         attn_kwargs = {'kernel': kernel, 'normalize': normalize, 'feature_dim': feature_dim, 'seed': seed}
         super().__init__(
@@ -154,27 +153,27 @@ class KernelVisionTransformer(VisionTransformer):
         """
         embed = self.patch_embed
         img_size = to_2tuple(img_size or embed.img_size)
-        if not embed.dynamic_img_pad:
-            check_divisible(img_size, patch_size or embed.patch_size)
+        check_divisible(img_size, patch_size or embed.patch_size)
         old_grid = embed.grid_size
         embed.set_input_size(img_size=img_size, patch_size=patch_size)
         if self.pos_embed is not None and embed.grid_size != old_grid:
             prefix = 0 if self.no_embed_class else self.num_prefix_tokens
             pos_embed = resize_pos_embed(self.pos_embed.detach(), embed.grid_size, old_grid, prefix)
-            self.pos_embed = nn.Parameter(pos_embed)
+            self.pos_embed = nn.Parameter(pos_embed, requires_grad=self.pos_embed.requires_grad)
         for module in self.bias_modules().values():
             module.set_grid_size(embed.grid_size)
 
     def _pos_embed(self, x: torch.Tensor) -> torch.Tensor:
         """Add the absolute embedding and prefix tokens: (B, H, W, C) to the same, or to (B, P+N, C) off the grid."""
+        x = x.contiguous()  # the convolution leaves channels outermost, and every residual would inherit those strides
         pos_embed = self.pos_embed
         if self.dynamic_img_size and pos_embed is not None:
             prefix = 0 if self.no_embed_class else self.num_prefix_tokens
             grid_size = (x.shape[1], x.shape[2])
             pos_embed = self.resize_pos_embed(pos_embed, grid_size, self.patch_embed.grid_size, prefix)
         if self.on_grid:
-            # contiguous: the convolution leaves channels outermost, and every residual would inherit those strides
-            x = x.contiguous() if pos_embed is None else x + pos_embed.reshape(1, x.shape[1], x.shape[2], -1)
+            if pos_embed is not None:
+                x = x + pos_embed.reshape(1, x.shape[1], x.shape[2], -1)
             return self.pos_drop(x)
         x = x.flatten(1, 2)  # B, N, C
         if pos_embed is not None and self.no_embed_class:

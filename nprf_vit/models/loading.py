@@ -68,6 +68,9 @@ def adapt_state_dict(model, state_dict: dict, prefix: str = '') -> None:
         return
     report = _Report()
     adapted = _rename(given, own, report)
+    optional = ('head.', 'pos_embed', *TOKENS)
+    if any(k not in adapted for k in own if not k.startswith(optional) and not k.endswith((TABLE, 'attn.w'))):
+        return  # a part of a model, or of another one: no reason to reset what it does not mention
     _adapt_head(adapted, own, report)
     _adapt_positions(model, adapted, own, report)
     _adapt_projections(model, adapted, own, report)
@@ -76,7 +79,7 @@ def adapt_state_dict(model, state_dict: dict, prefix: str = '') -> None:
         del state_dict[prefix + key]
     state_dict.update({prefix + key: value for key, value in adapted.items()})
     if report.actions:
-        _logger.warning(f'{type(model).__name__} loads a checkpoint of another model: {report}.')
+        _logger.warning(f'{type(model).__name__} adapted the checkpoint: {report}.')
 
 
 def _rename(given: dict, own: dict, report: _Report) -> dict:

@@ -7,7 +7,7 @@ import timm
 import torch
 from timm.layers import resample_abs_pos_embed
 
-from .conftest import SMALL, make
+from .small import SMALL, make
 
 DEIT = {k: v for k, v in SMALL.items() if k != 'feature_dim'}
 
@@ -170,4 +170,14 @@ def test_the_state_dict_of_the_caller_stays_as_it_is():
 def test_the_line_is_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         make().load_state_dict(deit().state_dict())
-    assert said(caplog).startswith('KernelVisionTransformer loads a checkpoint of another model: ')
+    assert said(caplog).startswith('KernelVisionTransformer adapted the checkpoint: ')
+
+
+def test_a_part_of_a_model_resets_nothing(caplog):
+    model = make()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    head = {'head.weight': torch.zeros(5, 32), 'head.bias': torch.zeros(5)}
+    result = model.load_state_dict(head, strict=False)
+    assert 'rel_pos_bias.table' in result.missing_keys and said(caplog) == ''
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, head.get(key, before[key])), key

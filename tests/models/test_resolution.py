@@ -5,7 +5,7 @@ from timm.layers import resample_abs_pos_embed
 
 from nprf_vit.layers import resize_table
 
-from .conftest import SMALL, make
+from .small import SMALL, make
 
 SIZES = [(32, 32), (96, 96), (32, 80), (128, 48), (16, 16)]
 VARIANTS = [
@@ -43,7 +43,7 @@ def test_set_input_size_and_dynamic_and_loading_agree(size, kwargs, tmp_path):
 
 
 def test_the_trained_grid_is_untouched(image):
-    trained, dynamic = make(), make(dynamic_img_size=True)
+    trained, dynamic = make(pos_embed='learn'), make(pos_embed='learn', dynamic_img_size=True)
     dynamic.load_state_dict(trained.state_dict())
     assert torch.equal(trained(image), dynamic(image))
 

@@ -10,7 +10,7 @@ from timm.models import group_parameters, load_pretrained
 from timm.models._hub import save_for_hf
 from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_groups_weight_decay
 
-from .conftest import SMALL, make
+from .small import SMALL, make
 
 VARIANTS = [{}, {'rel_pos': 'layer'}, {'rel_pos': 'none'}, {'kernel': 'softmax'}]
 

@@ -5,7 +5,7 @@ import torch
 from nprf_vit.layers import KERNELS
 from nprf_vit.models import KernelVisionTransformer
 
-from .conftest import make
+from .small import make
 
 # weights trained by the optimizer; the random projections are buffers and come on top
 PARAMETERS = {
