@@ -4,6 +4,7 @@
 """
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 
 from . import flex, step
 from .attend import attend
@@ -43,6 +44,7 @@ def kernel_attention(
         (B, K, N, D) in v's dtype. Sums run in float32, or float64 for float64 features, whatever autocast says.
     """
     _check_tensors(phi_q, phi_k, v)
+    _check_no_tangent(phi_q, phi_k, v, bias, far)
     _check_backend(backend, v, bias, far, causal, positive)
     height, width = _check_grid(grid_size, v.shape[2], causal)
     bias, far = _check_bias(phi_q, bias, far, grid_size, height, width)
@@ -133,3 +135,11 @@ def _check_backend(backend, v, bias, far, causal, positive):
 def _check_no_grad(*tensors):
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         raise ValueError("backend 'step' decodes without gradients: use torch.no_grad(), or direct, fft or auto")
+
+
+def _check_no_tangent(*tensors):
+    """Forward-mode derivatives of a custom op are zero without a word; say that there are none."""
+    if torch.compiler.is_compiling():
+        return
+    if any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
+        raise ValueError('kernel_attention has no forward-mode derivative: expected tensors without tangents')

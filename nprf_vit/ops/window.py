@@ -23,7 +23,7 @@ from .offsets import offsets_shape, sum_offsets, toeplitz_view
 _BLOCK, _SEQUENCE_BLOCK = (8, 8), (64, 1)
 _SCORES = 1 << 20  # scores alive at once, per array
 # The linear term brings c_far for keys inside the window and the dense part takes it away again. What is left rounds by
-# this many units in the last place of c_far, measured below 8 (tests/ops/test_window.py).
+# this many units in the last place of c_far, measured below 3 (tests/ops/test_window.py).
 _ROUNDING = 32.0
 _TOLERANCE = {torch.float32: 4e-4, torch.float64: 4e-9}
 
