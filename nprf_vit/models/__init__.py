@@ -1,3 +1,4 @@
 from .kernel_deit import KernelVisionTransformer
+from .pixel import PixelDecoder, PixelTransformer
 
-__all__ = ['KernelVisionTransformer']
+__all__ = ['KernelVisionTransformer', 'PixelDecoder', 'PixelTransformer']

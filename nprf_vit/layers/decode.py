@@ -1,0 +1,76 @@
+"""`KernelAttention` one token at a time: what it computes for the last of t tokens, from a cache of the earlier ones.
+
+B batch, C channels, K heads, D head dim, t tokens so far.
+"""
+
+import torch
+
+from nprf_vit.ops import DecodeState, feature_map
+
+from .attention import KernelAttention, unit_norm, widen
+
+
+class SoftmaxState:
+    """Keys and values so far, for softmax attention; cost per token t·D.
+
+    Args:
+        bias: (K, 2N-1) by offset as in `nprf_vit.ops.DecodeState`, or None.
+        max_len: Most tokens to hold.
+        scale: Factor of the scores.
+    """
+
+    def __init__(self, bias: torch.Tensor | None, max_len: int, scale: float) -> None:
+        self.past = None if bias is None else bias[:, : bias.shape[1] // 2 + 1].detach()  # K, N: offsets 1-N … 0
+        self.max_len, self.scale, self.length = max_len, scale, 0
+        self.cache = None
+
+    def step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Takes the next token's q, k, v, each (B, K, D); returns its output (B, K, D)."""
+        if self.length >= self.max_len:
+            raise ValueError(f'this state holds {self.max_len} tokens and all of them are taken')
+        if self.cache is None:
+            self.cache = k.new_zeros(2, *k.shape[:2], self.max_len, k.shape[2])
+        self.cache[0, :, :, self.length], self.cache[1, :, :, self.length] = k, v
+        self.length += 1
+        keys, values = self.cache[:, :, :, : self.length]  # B, K, t, D
+        scores = (keys @ q.unsqueeze(-1)).squeeze(-1) * self.scale  # B, K, t
+        if self.past is not None:
+            scores = scores + self.past[:, self.past.shape[1] - self.length :]
+        return (scores.softmax(-1).unsqueeze(-2) @ values).squeeze(-2)  # B, K, D
+
+
+class AttentionStep:
+    """Causal `KernelAttention` for generation: one token in, its output out.
+
+    Args:
+        attn: The layer; its dropout is left out.
+        bias: (K, 2N-1) table of a bias shared between layers; a layer's own is found by itself.
+        max_len: Most tokens to generate.
+    """
+
+    def __init__(self, attn: KernelAttention, bias: torch.Tensor | None, max_len: int) -> None:
+        self.attn = attn
+        if attn.rel_pos_bias is not None:
+            bias = attn.rel_pos_bias.table
+        if attn.kernel == 'softmax':
+            self.state = SoftmaxState(bias, max_len, 1.0 if attn.normalize else attn.head_dim**-0.5)
+        else:
+            self.state = DecodeState(bias, max_len=max_len, positive=attn.kernel != 'trf')
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x (B, C), the next token, to its output (B, C)."""
+        attn = self.attn
+        q, k, v = attn.qkv(x).reshape(x.shape[0], 3, attn.num_heads, attn.head_dim).unbind(1)  # B, K, D
+        q, k = attn.q_norm(q), attn.k_norm(k)
+        if attn.kernel != 'softmax':
+            q, k = self._features(q, 'query'), self._features(k, 'key')
+        elif attn.normalize:
+            q, k = unit_norm(q).to(v.dtype), unit_norm(k).to(v.dtype)
+        return attn.proj(attn.norm(self.state.step(q, k, v).flatten(1)))
+
+    def _features(self, x: torch.Tensor, role: str) -> torch.Tensor:
+        attn = self.attn
+        if not attn.normalize:
+            x = widen(x) * attn.head_dim**-0.25
+        options = {'kind': attn.kernel, 'role': role, 'causal': True, 'normalize': attn.normalize}
+        return feature_map(x.unsqueeze(-2), attn.w, **options).squeeze(-2)  # B, K, M
