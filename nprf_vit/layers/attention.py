@@ -167,14 +167,24 @@ class KernelAttention(nn.Module):
         if causal and x.ndim == 4:
             raise ValueError('causal attention needs an order: pass (B, N, C), not (B, H, W, C)')
 
-        shape = x.shape[:-1]
-        qkv = self.qkv(x).reshape(x.shape[0], -1, 3, self.num_heads, self.head_dim)  # B, N, 3, K, D
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # B, K, N, D each
-        q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = self.project(x)
         attend = self._softmax_attention if self.kernel == 'softmax' else self._kernel_attention
-        x = attend(q, k, v, bias, grid_size, causal)  # B, K, N, D
-        x = x.transpose(1, 2).reshape(*shape, self.attn_dim)  # B, H, W, C or B, N, C
-        return self.proj_drop(self.proj(self.norm(x)))
+        z = attend(q, k, v, bias, grid_size, causal)  # B, K, N, D
+        z = z.transpose(1, 2).reshape(*x.shape[:-1], self.attn_dim)  # B, H, W, C or B, N, C
+        return self.proj_drop(self.proj(self.norm(z)))
+
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values (B, K, N, D) of tokens (B, ..., C)."""
+        qkv = self.qkv(x).reshape(x.shape[0], -1, 3, self.num_heads, self.head_dim)  # B, N, 3, K, D
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        return self.q_norm(q), self.k_norm(k), v
+
+    def features(self, q: torch.Tensor, k: torch.Tensor, causal: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features (B, K, N, M) of queries and keys, for `kernel_attention` or, token by token, `DecodeState`."""
+        if not self.normalize:
+            q, k = (widen(x) * self.head_dim**-0.25 for x in (q, k))
+        options = {'kind': self.kernel, 'causal': causal, 'normalize': self.normalize}
+        return feature_map(q, self.w, role='query', **options), feature_map(k, self.w, role='key', **options)
 
     def _grid_size(self, x: torch.Tensor) -> tuple[int, ...]:
         """(H, W) of a grid, or (N,) of a sequence; a sequence under a 2-D bias of its own is that bias's grid."""
@@ -203,11 +213,7 @@ class KernelAttention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal=causal, scale=scale)
 
     def _kernel_attention(self, q, k, v, bias, grid_size, causal) -> torch.Tensor:
-        if not self.normalize:
-            q, k = (widen(x) * self.head_dim**-0.25 for x in (q, k))
-        options = {'kind': self.kernel, 'causal': causal, 'normalize': self.normalize}
-        phi_q = feature_map(q, self.w, role='query', **options)  # B, K, N, M
-        phi_k = feature_map(k, self.w, role='key', **options)  # B, K, N, M
+        phi_q, phi_k = self.features(q, k, causal)
         grid_size = grid_size if len(grid_size) == 2 else None
         if torch.onnx.is_in_onnx_export():
             return dense_kernel_attention(phi_q, phi_k, v, bias, grid_size, causal)

@@ -5,7 +5,7 @@ from timm.layers import Attention
 
 from nprf_vit.layers import KERNELS, KernelAttention, RelPosBias, expand_table
 from nprf_vit.layers.dense import dense_kernel_attention
-from nprf_vit.ops import feature_map, kernel_attention
+from nprf_vit.ops import DecodeState, feature_map, kernel_attention
 
 RANDOM = [k for k in KERNELS if k != 'softmax']
 
@@ -83,6 +83,19 @@ def test_causal_never_looks_ahead(kernel):
     assert not torch.allclose(layer(changed)[:, 5:], layer(x)[:, 5:])
     bare = KernelAttention(16, 2, kernel).double()
     torch.testing.assert_close(bare(x, is_causal=True)[:, :5], bare(changed, is_causal=True)[:, :5])
+
+
+def test_decoding_token_by_token():
+    layer = KernelAttention(16, 2, feature_dim=8, rel_pos_size=(7,), causal=True).double()
+    x = torch.randn(2, 7, 16, dtype=torch.float64)
+    state = DecodeState(layer.rel_pos_bias(), max_len=7)
+    outs = []
+    with torch.no_grad():
+        for t in range(7):
+            q, k, v = layer.project(x[:, t : t + 1])
+            phi_q, phi_k = layer.features(q, k, causal=True)
+            outs.append(state.step(phi_q[:, :, 0], phi_k[:, :, 0], v[:, :, 0]).flatten(1))
+        torch.testing.assert_close(layer.proj(torch.stack(outs, 1)), layer(x))
 
 
 def test_softmax_is_timms_attention():
