@@ -11,17 +11,19 @@ from pathlib import Path
 RESULTS = Path(__file__).parent.parent / 'docs' / 'results'
 
 
-def interleave(contenders: dict[str, Callable], rounds: int, progress=None) -> dict[str, list[float]]:
-    """Seconds per call of each contender, one call each per round, after one warm-up call each.
+def interleave(
+    contenders: dict[str, Callable], rounds: int, progress=None, warm_up: bool = True
+) -> dict[str, list[float]]:
+    """Seconds per call of each contender, one call each per round, after one warm-up call each if asked for.
 
     Neighbours on a shared machine slow all contenders of a round alike: ratios within rounds are steadier than times.
     """
     seconds = {name: [] for name in contenders}
-    for r in range(rounds + 1):
+    for r in range(-int(warm_up), rounds):
         for name, run in contenders.items():
             start = time.perf_counter()
             run()
-            if r:
+            if r >= 0:
                 seconds[name].append(time.perf_counter() - start)
             if progress is not None:
                 progress.update()

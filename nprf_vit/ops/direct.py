@@ -15,9 +15,10 @@ from .offsets import offsets_shape, sum_offsets, toeplitz_view
 
 # Beyond e^20 between the extremes of c, rows that see only small offsets get their own maximum (an exp per tile).
 WIDE = 20.0
-# Up to 256 queries × 4096 keys, and as many heads as make a million scores: 4 MB, found best beside 32 MB of cache.
-# A grid whose shorter side is above 256 takes whole rows. Backward keeps four arrays of that kind.
-_QUERIES, _KEYS, _TILE = 256, 4096, 1 << 20
+# Up to 256 queries × 1024 keys, and as many heads as make a million scores: 4 MB. One head of 4096 keys was half as
+# slow again at 96×96, because two threads then share each product. A grid whose shorter side is above 256 takes whole
+# rows. Backward keeps four arrays of that kind.
+_QUERIES, _KEYS, _TILE = 256, 1024, 1 << 20
 
 
 def forward(phi_q, phi_k, v, bias, grid, causal):
