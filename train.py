@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.data_dir:
             config = override(config, data_dir=args.data_dir)
         folder = Path(args.output or Path('output') / Path(args.config).stem)
-        with process_group(config.device) as place:
+        with process_group(config.device, config.threads) as place:
             if args.dry_run:
                 dry_run(config, place)
             else:

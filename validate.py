@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
             config = make_config({'model': args.model, 'pretrained': args.checkpoint is None}, args.set)
         if args.data_dir:
             config = override(config, data_dir=args.data_dir)
-        with process_group(config.device) as place:
+        with process_group(config.device, config.threads) as place:
             validate(config, place, args.checkpoint, args.json)
     except InputError as error:
         rank = os.environ.get('RANK', '0')

@@ -1,5 +1,5 @@
 class InputError(ValueError):
-    """A mistake in what the user gave (a file, a folder, a value), told in one message that says what would be right."""
+    """A mistake in what the user gave (a file, a folder, a value), told in one message with what would be right."""
 
 
 def first_line(error: BaseException) -> str:

@@ -16,15 +16,16 @@ from ..data.folder import check_same_classes
 from ..data.loaders import StreamLoader, eval_loader, train_loader
 from ..data.order import SampleOrder, TrainBatches
 from ..data.real_labels import RealLabels
-from ..data.samples import SyntheticSamples, TrainSamples
-from ..data.sources import ImageSource, open_source
-from ..data.transforms import eval_transform, train_transform
+from ..data.samples import TrainSamples
+from ..data.sources import ImageSource
+from ..data.spans import SpanBatches
 from ..errors import InputError
 from .config import Config
 from .distributed import Place
-from .model import build_model, input_size, normalization
+from .inputs import build_task, build_transform, open_images, synthetic_samples
+from .model import build_model
 from .optimization import build_autocast, build_ema, build_optimizer, build_scaler, build_scheduler
-from .task import Classification, Task
+from .task import Task
 
 
 @dataclass
@@ -94,13 +95,12 @@ def build_training(config: Config, place: Place, synthetic: bool = False, fresh:
     """
     plan = plan_batches(config.global_batch, place.world, config.batch_size, config.mixup_block if config.mixes else 1)
     model = build_model(config, fresh)
-    num_classes = config.num_classes or model.num_classes
+    task = build_task(config, model)
     data, evaluation = None, None
     if synthetic:
-        samples = SyntheticSamples(input_size(config, model), num_classes, config.seed)
-        data = _indexed_data(config, place, plan, samples, _dry_size(config))
+        data = _indexed_data(config, place, plan, synthetic_samples(config, model), _dry_size(config))
     else:
-        data, evaluation = _real_data(config, place, plan, model, num_classes)
+        data, evaluation = _real_data(config, place, plan, model)
     model.to(place.device)
     ema = build_ema(config, model)
     optimizer = build_optimizer(config, model)
@@ -112,7 +112,7 @@ def build_training(config: Config, place: Place, synthetic: bool = False, fresh:
         model=model,
         wrapped=_wrap(config, model, place),
         ema=ema,
-        task=Classification(config, num_classes),
+        task=task,
         optimizer=optimizer,
         scheduler=build_scheduler(config, optimizer, data.steps_per_epoch),
         scaler=build_scaler(config, place.device),
@@ -123,8 +123,9 @@ def build_training(config: Config, place: Place, synthetic: bool = False, fresh:
 
 def build_evaluation(config: Config, place: Place, model: nn.Module, source: Any = None) -> Evaluation:
     """The validation split, each rank its share; the model tells input size and normalization."""
-    source = source or open_source(config, 'validation')
-    transform = eval_transform(config, input_size(config, model), *normalization(config, model))
+    build_task(config, model)  # a model of another task is told before its data is read
+    source = source or open_images(config, 'validation')
+    transform = build_transform(config, model, source, training=False)
     real = None
     if isinstance(source, IterableImageDataset):
         if config.real_labels:
@@ -135,18 +136,18 @@ def build_evaluation(config: Config, place: Place, model: nn.Module, source: Any
         real = RealLabels(source, config.real_labels) if config.real_labels else None
         batches = eval_loader(source, transform, config, place.rank, place.world)
         num_images = len(source)
-    task = Classification(config, config.num_classes or model.num_classes, real)
-    return Evaluation(batches, task, num_images, build_autocast(config, place.device))
+    return Evaluation(batches, build_task(config, model, real), num_images, build_autocast(config, place.device))
 
 
-def _real_data(config, place, plan, model, num_classes) -> tuple[TrainData, Evaluation]:
-    source, val = open_source(config, 'train'), open_source(config, 'validation')
-    transform = train_transform(config, input_size(config, model), *normalization(config, model))
+def _real_data(config, place, plan, model) -> tuple[TrainData, Evaluation]:
+    source, val = open_images(config, 'train'), open_images(config, 'validation')
+    transform = build_transform(config, model, source, training=True)
     evaluation = build_evaluation(config, place, model, val)
     if isinstance(source, IterableImageDataset):
         return _stream_data(config, place, plan, source, transform), evaluation
     if not config.dataset and isinstance(val, ImageSource):
         check_same_classes(source.dataset, val.dataset)
+    num_classes = config.num_classes or model.num_classes
     if source.num_classes is not None and source.num_classes != num_classes:
         raise InputError(f'{source.name} has {source.num_classes} classes, the model {num_classes}: set num_classes')
     samples = TrainSamples(source, transform, config.seed)
@@ -156,13 +157,19 @@ def _real_data(config, place, plan, model, num_classes) -> tuple[TrainData, Eval
 def _indexed_data(config: Config, place: Place, plan: BatchPlan, samples: Dataset, size: int) -> TrainData:
     block = config.mixup_block if config.mixes else 1
     order = SampleOrder(size, config.global_batch, config.seed, config.aug_repeats, block)
-    batches = TrainBatches(order, plan, place.rank)
-    return TrainData(order.steps_per_epoch, train_loader(samples, batches, config), batches)
+    if config.epoch_steps:
+        batches: TrainBatches = SpanBatches(order, plan, place.rank, config.epoch_steps)
+    else:
+        batches = TrainBatches(order, plan, place.rank)
+    steps = config.epoch_steps or order.steps_per_epoch
+    return TrainData(steps, train_loader(samples, batches, config), batches)
 
 
 def _stream_data(config, place, plan, source, transform) -> TrainData:
     if config.aug_repeats > 1:
         raise InputError('repeated augmentation needs access by index, which a stream does not have: aug_repeats: 1')
+    if config.epoch_steps:
+        raise InputError('epoch_steps needs access by index, which a stream does not have')
     loader = StreamLoader(source, transform, config, plan.micro, place.rank)
     total = config.train_images or len(source) * place.world
     if total < config.global_batch:
@@ -174,7 +181,7 @@ def _dry_size(config: Config) -> int:
     if config.train_images:
         return config.train_images
     if config.data_dir or config.dataset == 'digits':
-        return len(open_source(config, 'train'))
+        return len(open_images(config, 'train'))
     raise InputError('a dry run needs the size of the training set: give --data-dir, or the key train_images')
 
 

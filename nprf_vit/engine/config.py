@@ -15,13 +15,17 @@ def _key(default: Any = dataclasses.MISSING, *, low=None, high=None, choices=Non
     return field(default=default, metadata=metadata)
 
 
+_AUGMENTATION = ('scale', 'ratio', 'hflip', 'vflip', 'color_jitter', 'aa', 'aug_repeats', 'reprob', 'mixup', 'cutmix')
+_AUGMENTATION += ('smoothing', 'crop_pct', 'crop_mode')
+
+
 @dataclass(frozen=True)
 class Config:
     """One run. `None` means "off", or "what the model says" where a model has an opinion."""
 
     # model
     model: str = _key()
-    task: str = _key('classification', choices=('classification',))
+    task: str = _key('classification', choices=('classification', 'pixel'))
     img_size: int | None = _key(None, low=1, high=16384)
     in_chans: int = _key(3, choices=(1, 3))
     num_classes: int | None = _key(None, low=1, high=10_000_000)
@@ -32,7 +36,8 @@ class Config:
     initial_checkpoint: str | None = _key(None)
 
     # data
-    dataset: str = _key('')  # '' image folder or tar, 'digits', or a name that timm.data.create_dataset reads
+    # '' image folder or tar, 'digits', or a name that timm.data.create_dataset reads; task pixel: see data/pixels.py
+    dataset: str = _key('')
     data_dir: str | None = _key(None, free=True)
     train_split: str = _key('train')
     val_split: str = _key('validation')
@@ -73,7 +78,7 @@ class Config:
     interpolation: str = _key('bicubic', choices=('bicubic', 'bilinear', 'nearest', 'lanczos'))
     validation_batch_size: int | None = _key(None, low=1, high=65536)
     val_interval: int = _key(1, low=1)
-    eval_metric: str = _key('top1', choices=('top1', 'ema_top1', 'loss', 'ema_loss'))
+    eval_metric: str = _key('top1', choices=('top1', 'ema_top1', 'loss', 'ema_loss', 'bpd', 'ema_bpd'))
 
     # batches
     global_batch: int = _key(1024, low=1, high=10_000_000)
@@ -81,6 +86,7 @@ class Config:
 
     # optimization
     epochs: int = _key(300, low=1, high=1_000_000)
+    epoch_steps: int | None = _key(None, low=1)  # steps that count as an epoch; None: one pass over the data
     opt: str = _key('adamw')
     lr: float | None = _key(None, low=0)  # the peak, as written: never scaled by the batch
     opt_betas: tuple[float, ...] | None = _key(None)
@@ -90,7 +96,7 @@ class Config:
     layer_decay: float | None = _key(None, low=0, high=1)
     clip_grad: float | None = _key(None, low=0)
     clip_mode: str = _key('norm', choices=('norm', 'value', 'agc'))
-    sched: str = _key('cosine', choices=('cosine', 'tanh', 'step', 'poly'))
+    sched: str = _key('cosine', choices=('cosine', 'tanh', 'step', 'poly', 'inverse_sqrt'))
     warmup_epochs: int = _key(0, low=0)
     warmup_lr: float = _key(1e-5, low=0)
     min_lr: float = _key(0.0, low=0)
@@ -102,6 +108,7 @@ class Config:
 
     # precision and speed
     device: str = _key('auto', choices=('auto', 'cpu', 'cuda'), free=True)
+    threads: int | None = _key(None, low=1, high=1024, free=True)  # CPU threads per process; None: torch's choice
     amp: bool = _key(False)
     amp_dtype: str = _key('bfloat16', choices=('bfloat16', 'float16'))
     torchcompile: str | None = _key(None)  # a torch.compile backend, such as inductor
@@ -130,6 +137,18 @@ class Config:
             raise InputError(f'eval_metric {self.eval_metric} needs model_ema: true')
         if self.warmup_epochs >= self.epochs and self.warmup_epochs:
             raise InputError(f'warmup_epochs {self.warmup_epochs} must be below epochs {self.epochs}')
+        self._check_task()
+
+    def _check_task(self) -> None:
+        metrics = {'pixel': ('bpd', 'loss'), 'classification': ('top1', 'loss')}[self.task]
+        if self.eval_metric.removeprefix('ema_') not in metrics:
+            raise InputError(f'task {self.task} has no eval_metric {self.eval_metric}: expected {", ".join(metrics)}')
+        if self.task != 'pixel':
+            return
+        for name in (*_AUGMENTATION, 'num_classes', 'real_labels', 'mean', 'std'):
+            item = next(f for f in dataclasses.fields(self) if f.name == name)
+            if getattr(self, name) != item.default:
+                raise InputError(f'{name} {getattr(self, name)} means nothing to task pixel: bytes stay as they are')
 
     @property
     def mixes(self) -> bool:

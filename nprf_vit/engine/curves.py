@@ -16,7 +16,8 @@ def draw_curves(summary: Path, picture: Path) -> None:
     losses = [name for name in names if name.endswith('loss')]
     metrics = [name for name in names if name.endswith(('top1', 'bpd'))]
     figure = Figure(figsize=(10, 4), layout='constrained')
-    for axes, chosen, label in zip(figure.subplots(1, 2), (losses, metrics), ('loss', 'top-1, %')):
+    unit = 'bits/dim' if 'bpd' in names else 'top-1, %'
+    for axes, chosen, label in zip(figure.subplots(1, 2), (losses, metrics), ('loss', unit)):
         for name in chosen:
             points = [(int(row['epoch']), float(row[name])) for row in rows if row[name]]
             axes.plot(*zip(*points), label=name) if points else None

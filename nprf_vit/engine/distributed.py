@@ -57,8 +57,10 @@ def _choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 @contextlib.contextmanager
-def process_group(device: str = 'auto', timeout_minutes: float = 30) -> Iterator[Place]:
+def process_group(device: str = 'auto', threads: int | None = None, timeout_minutes: float = 30) -> Iterator[Place]:
     """Join the group that torchrun's environment describes (NCCL on GPUs, gloo on CPUs), and leave it at the end."""
+    if threads is not None:
+        torch.set_num_threads(threads)
     rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
     local_rank = int(os.environ.get('LOCAL_RANK', 0))
     place = Place(rank, world, local_rank, _choose_device(device, local_rank))

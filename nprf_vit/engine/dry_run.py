@@ -10,7 +10,6 @@ import torch
 from .build import Training, build_training
 from .config import Config
 from .distributed import Place
-from .report import duration
 from .step import Clock, train_step
 
 STEPS = 2
@@ -39,7 +38,7 @@ def dry_run(config: Config, place: Place) -> dict[str, float]:
         print(f'memory per device: {result["memory_bytes"] / 2**30:.2f} GiB at its peak')
         print(f'{images_per_s:.1f} images/s on synthetic images, without loading or evaluation')
         total = f'{config.epochs} epochs x {run.data.steps_per_epoch} steps'
-        print(f'estimated {days:.2f} days ({duration(days * 86400)}) for {total}')
+        print(f'estimated {days:.2f} days ({days * 24:.1f} hours) for {total}')
     return result
 
 

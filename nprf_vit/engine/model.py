@@ -70,11 +70,12 @@ def read_weights(path: str, use_ema: bool = False) -> dict[str, torch.Tensor]:
         raise InputError(f'cannot read checkpoint {path}: {first_line(error)}') from error
 
 
-def load_initial(model: nn.Module, path: str) -> None:
+def load_initial(model: nn.Module, path: str, new_head: bool = True) -> None:
     """Start from other weights: another resolution, another number of classes, or a DeiT checkpoint.
 
     The models of this package fit position tables and tokens themselves and log what they changed; timm's have a
-    filter function for that. A classifier for other classes is replaced by a fresh one. Anything else is an error.
+    filter function for that. A classifier for other classes is replaced by a fresh one, if
+    `new_head`. Anything else is an error.
     """
     weights = read_weights(path)
     adapt = getattr(sys.modules[type(model).__module__], 'checkpoint_filter_fn', None)
@@ -83,16 +84,21 @@ def load_initial(model: nn.Module, path: str) -> None:
     own = model.state_dict()
     head = model.pretrained_cfg.get('classifier')
     for name in (f'{head}.weight', f'{head}.bias'):
-        if name in weights and name in own and weights[name].shape != own[name].shape:
+        if new_head and name in weights and name in own and weights[name].shape != own[name].shape:
             _logger.warning(
                 f'{name}: {tuple(weights[name].shape)} in {path} replaced by a fresh {tuple(own[name].shape)}'
             )
             weights[name] = own[name]
+    load_fitted(model, weights, path)
+
+
+def load_fitted(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:
+    """Load weights that may be of another grid, which the models of this package fit to their own."""
     try:
         model.load_state_dict(weights, strict=True)
     except (RuntimeError, ValueError) as error:
         first = ' '.join(line.strip() for line in str(error).splitlines()[:3])
-        raise InputError(f'{path} is a checkpoint of another model: {first[:400]}') from error
+        raise InputError(f'{origin} is a checkpoint of another model: {first[:400]}') from error
 
 
 def load_exact(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import InputError
 from .config import Config
+from .schedule import InverseSqrtLR
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
@@ -34,6 +35,12 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 
 def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> Scheduler:
     """A schedule per update, without state: `step_update(step)` sets the rate that holds after `step` updates."""
+    if config.sched == 'inverse_sqrt':
+        if not config.warmup_epochs:
+            raise InputError('sched inverse_sqrt falls from the end of its warm-up: set warmup_epochs')
+        scheduler = InverseSqrtLR(optimizer, config.warmup_epochs * steps_per_epoch, config.warmup_lr, config.min_lr)
+        scheduler.step_update(0)
+        return scheduler
     scheduler, _ = create_scheduler_v2(
         optimizer,
         sched=config.sched,

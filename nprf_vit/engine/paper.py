@@ -1,4 +1,4 @@
-"""The paper's ImageNet-1K numbers (Luo et al., NeurIPS 2021, Table 3), beside which ours are printed."""
+"""The paper's numbers (Luo et al., NeurIPS 2021), beside which ours are printed: ImageNet-1K, and ImageNet32 below."""
 
 PAPER = {  # model: (top-1, top-5, the row's name)
     'nprf_deit_base': (80.9, 94.8, 'NPRF DeiT-base w/ RPE'),
@@ -12,3 +12,12 @@ PAPER = {  # model: (top-1, top-5, the row's name)
 def paper_row(model: str, num_classes: int | None) -> tuple[float, float, str] | None:
     """The row of this model, if what is measured can be ImageNet-1K."""
     return PAPER.get(model.split('.')[0]) if num_classes in (None, 1000) else None
+
+
+# ImageNet32 in bits/dim; the paper does not say which version of the data, so it stands beside neither as equal
+PAPER_BITS = {'nprf_pixel_imagenet32': 3.68, 'prf_pixel_imagenet32': 4.04}
+
+
+def paper_bits(model: str, dataset: str) -> float | None:
+    """The paper's bits/dim of this model, if what is measured is a version of ImageNet32."""
+    return PAPER_BITS.get(model.split('.')[0]) if dataset.startswith('imagenet32') else None

@@ -8,10 +8,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from ..data.pixels import VERSIONS
 from . import curves
 from .config import Config
 from .output import write_rows
-from .paper import paper_row
+from .paper import paper_bits, paper_row
 
 _QUIET_SECONDS = 60  # between lines of a log file, and between drawings of the curves
 
@@ -22,6 +23,8 @@ def duration(seconds: float) -> str:
 
 def results_table(config: Config, metrics: dict[str, Any]) -> str:
     """One table: the model, its EMA, ReaL labels where measured, and the paper's row."""
+    if config.task == 'pixel':
+        return bits_table(config, metrics)
     lines = [f'{"":<26}{"top-1":>8}{"top-5":>8}{"loss":>10}{"images":>9}']
     for label, prefix in (('', ''), (' (EMA)', 'ema_')):
         if f'{prefix}top1' in metrics:
@@ -33,6 +36,19 @@ def results_table(config: Config, metrics: dict[str, Any]) -> str:
     paper = paper_row(config.model, config.num_classes)
     if paper:
         lines.append(f'{"paper, ImageNet-1K":<26}{paper[0]:>8.1f}{paper[1]:>8.1f}  {paper[2]}')
+    return '\n'.join(lines)
+
+
+def bits_table(config: Config, metrics: dict[str, Any]) -> str:
+    """Bits per dimension with their standard error, under the name of the data they belong to."""
+    lines = [f'on {VERSIONS[config.dataset]}', f'{"":<34}{"bits/dim":>9}{"error":>9}{"images":>9}']
+    for label, prefix in (('', ''), (' (EMA)', 'ema_')):
+        if f'{prefix}bpd' in metrics:
+            bits, error = metrics[f'{prefix}bpd'], metrics[f'{prefix}bpd_se']
+            lines.append(f'{config.model + label:<34}{bits:>9.4f}{error:>9.4f}{metrics["images"]:>9}')
+    paper = paper_bits(config.model, config.dataset)
+    if paper:
+        lines.append(f'the paper has {paper} on ImageNet32 and does not say which version; they are not comparable')
     return '\n'.join(lines)
 
 
@@ -113,6 +129,9 @@ class Reporter:
         for label, name in (('top-1', 'top1'), ('top-5', 'top5'), ('EMA top-1', 'ema_top1')):
             if row.get(name) is not None:
                 parts.append(f'{label} {row[name]:.2f}')
+        for label, name in (('bits/dim', 'bpd'), ('EMA bits/dim', 'ema_bpd')):
+            if row.get(name) is not None:
+                parts.append(f'{label} {row[name]:.4f}')
         parts += [f'{row["images_per_s"]:.0f} img/s', f'data wait {row["data_wait"]:.0%}']
         parts.append(f'left {duration(self.seconds_left(row["step"]))}')
         return '  '.join(parts)

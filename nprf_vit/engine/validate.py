@@ -13,7 +13,7 @@ from .checkpoint import FORMAT, read_checkpoint
 from .config import Config
 from .distributed import Place
 from .evaluate import evaluate
-from .model import build_model, load_exact, load_initial, read_weights
+from .model import build_model, load_exact, load_fitted, load_initial, read_weights
 from .output import write_text
 from .provenance import provenance
 from .report import results_table
@@ -26,7 +26,7 @@ def validate(
     if not checkpoint and not config.pretrained and not config.initial_checkpoint:
         raise InputError(f'no weights for {config.model}: give --checkpoint FILE')
     model = build_model(config, fresh=checkpoint is None).to(place.device)
-    models = {'': model} if checkpoint is None else load_models(model, checkpoint)
+    models = {'': model} if checkpoint is None else load_models(model, checkpoint, config)
     part = build_evaluation(config, place, model)
     metrics = evaluate(models, part.batches, part.task, place, part.num_images, part.autocast)
     if place.is_main:
@@ -38,7 +38,7 @@ def validate(
     return metrics
 
 
-def load_models(model: nn.Module, checkpoint: str) -> dict[str, nn.Module]:
+def load_models(model: nn.Module, checkpoint: str, config: Config) -> dict[str, nn.Module]:
     """The model and, if the checkpoint has one, its moving average, by the prefix of their metrics' names."""
     if not Path(checkpoint).is_file():
         raise InputError(f'no checkpoint file {checkpoint}')
@@ -47,13 +47,15 @@ def load_models(model: nn.Module, checkpoint: str) -> dict[str, nn.Module]:
         return {'': model}
     content = _ours(checkpoint)
     if content is None:  # DeiT's, timm's: tokens and tables may need fitting
-        load_initial(model, checkpoint)
+        load_initial(model, checkpoint, new_head=False)
         return {'': model}
-    load_exact(model, content['state_dict'], checkpoint)
+    # at another resolution than that of the training the position tables are fitted, and the model says so
+    load = load_exact if content['config'].get('img_size') == config.img_size else load_fitted
+    load(model, content['state_dict'], checkpoint)
     if content['state_dict_ema'] is None:
         return {'': model}
     ema = copy.deepcopy(model)
-    load_exact(ema, content['state_dict_ema'], checkpoint)
+    load(ema, content['state_dict_ema'], checkpoint)
     return {'': model, 'ema_': ema}
 
 

@@ -49,6 +49,14 @@ def test_two_ranks_report_what_they_trained_and_count_once(tmp_path):
     assert written['images'] == 360
 
 
+def test_another_resolution_is_fitted_but_not_another_model(trained):
+    folder, row = trained
+    metrics = validate(small_config(img_size=12), ONE, str(folder / 'last.pt'))
+    assert metrics['images'] == 360 and metrics['ema_loss'] != row['ema_loss']
+    with pytest.raises(InputError, match='is a checkpoint of another model'):
+        validate(small_config(img_size=12, num_classes=11), ONE, str(folder / 'last.pt'))
+
+
 class Nearest(nn.Module):
     """Answers with the class whose mean image is nearest: known accuracy, no training."""
 

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from nprf_vit.engine import loop
 from nprf_vit.engine.checkpoint import read_checkpoint
 from nprf_vit.engine.output import read_rows
 
 from .running import config_file, launch, run_here, same, without_timing
 
-STEPS = 11  # per epoch
+STEPS = 5  # per epoch
+CALM = {'drop': 0.0, 'drop_path': 0.0, 'log_interval': 1}
 
 
 def state(folder):
@@ -23,32 +25,32 @@ def logs(folder):
 
 
 @pytest.fixture(scope='module')
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, scans):
     folder = tmp_path_factory.mktemp('whole')
-    run_here(folder)
+    run_here(folder, **scans)
     return folder
 
 
-@pytest.mark.parametrize('stop_at', [1, STEPS, STEPS + 3, 2 * STEPS])
-def test_stopped_run_ends_the_same(whole, tmp_path, stop_at):
-    assert run_here(tmp_path, stop_at=stop_at) is None
+@pytest.mark.parametrize('stop_at', range(1, 2 * STEPS + 1))
+def test_stopped_run_ends_the_same(whole, scans, tmp_path, stop_at):
+    assert run_here(tmp_path, stop_at=stop_at, **scans) is None
     assert read_checkpoint(tmp_path / 'last.pt')['step'] == stop_at
-    assert run_here(tmp_path, resume='auto')['step'] == 2 * STEPS
+    assert run_here(tmp_path, resume='auto', **scans)['step'] == 2 * STEPS
     assert same(state(whole), state(tmp_path)) == []
     assert logs(whole) == logs(tmp_path)
     best = [read_checkpoint(folder / 'best.pt')['state_dict'] for folder in (whole, tmp_path)]
     assert same(*best) == []
 
 
-def test_comparison_notices_another_seed(whole, tmp_path):
-    run_here(tmp_path, seed=43)
+def test_comparison_notices_another_seed(whole, scans, tmp_path):
+    run_here(tmp_path, **scans, seed=43)
     assert '/state_dict/head.weight' in same(state(whole), state(tmp_path))
 
 
-def test_stopped_twice_with_workers(whole, tmp_path):
-    run_here(tmp_path, stop_at=3, workers=2)
-    run_here(tmp_path, resume='auto', stop_at=5)
-    run_here(tmp_path, resume='auto', workers=1)
+def test_stopped_twice_with_other_workers(whole, scans, tmp_path):
+    run_here(tmp_path, stop_at=3, workers=2, **scans)
+    run_here(tmp_path, resume='auto', stop_at=4, **scans)
+    run_here(tmp_path, resume='auto', workers=1, **scans)
     left, right = state(whole), state(tmp_path)
     left['config'] = right['config'] = None
     assert same(left, right) == []
@@ -64,40 +66,59 @@ SPEEDS = {
 
 
 @pytest.mark.parametrize('name', SPEEDS)
-def test_precision_and_speed_options_survive(tmp_path, name):
-    a, b = tmp_path / 'a', tmp_path / 'b'
-    options = {**SPEEDS[name], 'epochs': 2, 'global_batch': 256}
-    run_here(a, **options)
-    run_here(b, stop_at=4, **options)
-    run_here(b, resume='auto', **options)
-    assert same(state(a), state(b)) == []
+def test_precision_and_speed_options_survive(scans, tmp_path, name):
+    _compare(tmp_path, {**SPEEDS[name], **scans})
     if name == 'float16':
-        assert state(a)['scaler']['scale'] > 0
+        assert state(tmp_path / 'a')['scaler']['scale'] > 0
 
 
-def test_finished_run_says_so_and_exits_zero(tmp_path):
-    file = config_file(tmp_path, epochs=1, warmup_epochs=0)
-    args = '--config', file, '--output', tmp_path / 'out', '--resume', 'auto'
-    launch('train.py', *args)
-    before = (tmp_path / 'out' / 'last.pt').read_bytes()
+@pytest.mark.slow
+def test_inductor_survives(scans, tmp_path):
+    _compare(tmp_path, {'torchcompile': 'inductor', 'amp': True, **scans})
+
+
+def _compare(folder, options):
+    run_here(folder / 'a', **options)
+    run_here(folder / 'b', stop_at=4, **options)
+    run_here(folder / 'b', resume='auto', **options)
+    assert same(state(folder / 'a'), state(folder / 'b')) == []
+
+
+def test_finished_run_says_so_and_exits_zero(whole, scans, tmp_path):
+    before = (whole / 'last.pt').read_bytes()
+    args = '--config', config_file(tmp_path, **scans), '--output', whole, '--resume', 'auto'
     said = launch('train.py', *args).stdout
-    assert 'is finished: 1 epochs, 11 steps; nothing left to do' in said
-    assert (tmp_path / 'out' / 'last.pt').read_bytes() == before
+    assert f'is finished: 2 epochs, {2 * STEPS} steps; nothing left to do' in said
+    assert (whole / 'last.pt').read_bytes() == before
 
 
-def test_another_world_size_continues_on_the_same_order(whole, tmp_path):
+def test_another_world_size_continues_on_the_same_order(scans, tmp_path):
     """Stopped with one process, continued with two: the sample order and the global batch stay."""
-    calm = {'drop': 0.0, 'drop_path': 0.0, 'log_interval': 1}
-    run_here(tmp_path / 'one', **calm)
-    run_here(tmp_path / 'two', stop_at=9, **calm)
-    file = config_file(tmp_path, **calm)
+    keys = {**scans, **CALM}
+    run_here(tmp_path / 'one', **keys)
+    run_here(tmp_path / 'two', stop_at=3, **keys)
+    file = config_file(tmp_path, **keys)
     launch('train.py', '--config', file, '--output', tmp_path / 'two', '--resume', 'auto', processes=2)
     one, two = ([float(row['loss']) for row in read_rows(tmp_path / name / 'steps.csv')] for name in ('one', 'two'))
     assert len(one) == len(two) == 2 * STEPS
     torch.testing.assert_close(torch.tensor(two), torch.tensor(one), atol=1e-5, rtol=0)
 
 
-def test_checkpoint_every_few_steps(tmp_path):
-    run_here(tmp_path, stop_at=6, recovery_interval=5)
-    assert read_checkpoint(tmp_path / 'last.pt')['step'] == 6
-    assert not list(tmp_path.glob('.*tmp'))
+def test_two_processes_stop_together_and_continue_exactly(scans, tmp_path):
+    """One rank asks; both leave at the same step, and the continuation is bitwise that of the undisturbed run."""
+    file = config_file(tmp_path, **scans)
+    launch('train.py', '--config', file, '--output', tmp_path / 'a', processes=2)
+    said = launch('tests/engine/stopping.py', file, tmp_path / 'b', 7, processes=2).stdout
+    assert 'stopped at step 7' in said
+    launch('train.py', '--config', file, '--output', tmp_path / 'b', '--resume', 'auto', processes=2)
+    assert same(state(tmp_path / 'a'), state(tmp_path / 'b')) == []
+    assert logs(tmp_path / 'a') == logs(tmp_path / 'b')
+
+
+def test_checkpoint_every_few_steps(scans, tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(
+        'nprf_vit.engine.loop.atomic_save', lambda state, path: saved.append((path.name, state['step']))
+    )
+    run_here(tmp_path, recovery_interval=3, **{**scans, 'epochs': 1, 'warmup_epochs': 0})
+    assert saved == [('last.pt', 3), ('best.pt', 5), ('last.pt', 5)]
