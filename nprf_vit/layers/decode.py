@@ -5,9 +5,9 @@ B batch, C channels, K heads, D head dim, t tokens so far.
 
 import torch
 
-from nprf_vit.ops import DecodeState, feature_map
+from nprf_vit.ops import DecodeState
 
-from .attention import KernelAttention, unit_norm, widen
+from .attention import KernelAttention, unit_norm
 
 
 class SoftmaxState:
@@ -60,17 +60,10 @@ class AttentionStep:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, C), the next token, to its output (B, C)."""
         attn = self.attn
-        q, k, v = attn.qkv(x).reshape(x.shape[0], 3, attn.num_heads, attn.head_dim).unbind(1)  # B, K, D
-        q, k = attn.q_norm(q), attn.k_norm(k)
+        q, k, v = attn.project(x.unsqueeze(1))  # B, K, 1, D
         if attn.kernel != 'softmax':
-            q, k = self._features(q, 'query'), self._features(k, 'key')
+            q, k = attn.features(q, k, causal=True)  # B, K, 1, M
         elif attn.normalize:
             q, k = unit_norm(q).to(v.dtype), unit_norm(k).to(v.dtype)
-        return attn.proj(attn.norm(self.state.step(q, k, v).flatten(1)))
-
-    def _features(self, x: torch.Tensor, role: str) -> torch.Tensor:
-        attn = self.attn
-        if not attn.normalize:
-            x = widen(x) * attn.head_dim**-0.25
-        options = {'kind': attn.kernel, 'role': role, 'causal': True, 'normalize': attn.normalize}
-        return feature_map(x.unsqueeze(-2), attn.w, **options).squeeze(-2)  # B, K, M
+        z = self.state.step(q.squeeze(2), k.squeeze(2), v.squeeze(2))  # B, K, D
+        return attn.proj(attn.norm(z.flatten(1)))
