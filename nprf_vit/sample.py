@@ -17,7 +17,8 @@ from .engine.checkpoint import read_checkpoint
 from .engine.config_file import make_config
 from .engine.model import build_model, load_exact
 from .errors import InputError
-from .models.pixel import PixelDecoder, PixelTransformer, from_raster, to_raster
+from .models.decoder import PixelDecoder
+from .models.pixel import PixelTransformer, from_raster, to_raster
 
 TILE = 64  # pixels: smaller images are enlarged by a whole factor to about this
 

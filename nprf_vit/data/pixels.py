@@ -59,6 +59,11 @@ def as_bytes(image: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(image.transpose(2, 0, 1).copy())
 
 
+def published_count(dataset: str, split: str) -> int | None:
+    """How many images a version of ImageNet32 has; None for other data."""
+    return COUNTS.get((dataset.removeprefix('imagenet32_'), split))
+
+
 def open_pixels(config: Any, split: str) -> PixelSource:
     """A split ('train' or 'validation') of the configuration's dataset, its number of images checked."""
     name = config.dataset
@@ -72,9 +77,8 @@ def open_pixels(config: Any, split: str) -> PixelSource:
         if name == 'arrays':
             images = _read_arrays(root, split)
         else:
-            version = name.removeprefix('imagenet32_')
-            expected = expected or COUNTS[version, split]
-            images = (BatchImages if version == 'chrabaszcz' else PngImages)(root, split)
+            expected = expected or published_count(name, split)
+            images = (BatchImages if name.endswith('chrabaszcz') else PngImages)(root, split)
     source = PixelSource(images, f'{VERSIONS[name]}, {split},')
     if expected is not None and len(source) != expected:
         raise InputError(f'{source.name} has {len(source)} images: expected {expected}')

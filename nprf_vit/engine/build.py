@@ -15,6 +15,7 @@ from ..data.batches import BatchPlan, plan_batches
 from ..data.folder import check_same_classes
 from ..data.loaders import StreamLoader, eval_loader, train_loader
 from ..data.order import SampleOrder, TrainBatches
+from ..data.pixels import published_count
 from ..data.real_labels import RealLabels
 from ..data.samples import TrainSamples
 from ..data.sources import ImageSource
@@ -178,8 +179,9 @@ def _stream_data(config, place, plan, source, transform) -> TrainData:
 
 
 def _dry_size(config: Config) -> int:
-    if config.train_images:
-        return config.train_images
+    known = config.train_images or published_count(config.dataset, 'train')
+    if known:
+        return known
     if config.data_dir or config.dataset == 'digits':
         return len(open_images(config, 'train'))
     raise InputError('a dry run needs the size of the training set: give --data-dir, or the key train_images')

@@ -1,4 +1,5 @@
+from .decoder import PixelDecoder
 from .kernel_deit import KernelVisionTransformer
-from .pixel import PixelDecoder, PixelTransformer
+from .pixel import PixelTransformer
 
 __all__ = ['KernelVisionTransformer', 'PixelDecoder', 'PixelTransformer']

@@ -11,11 +11,11 @@ from torch import nn
 
 from nprf_vit.layers import KernelBlock, RelPosBias
 from nprf_vit.layers.attention import check_kernel
-from nprf_vit.layers.decode import AttentionStep
+from nprf_vit.ops.precision import without_autocast
 
 from .kernel_deit import REL_POS
 
-__all__ = ['PixelDecoder', 'PixelTransformer', 'from_raster', 'to_raster']  # register_model adds the entry points
+__all__ = ['PixelTransformer', 'from_raster', 'to_raster']  # register_model adds the entry points
 
 
 def to_raster(images: torch.Tensor) -> torch.Tensor:
@@ -197,7 +197,10 @@ class PixelTransformer(nn.Module):
 
     def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
         """Tokens (B, N, E) to logits (B, N, V)."""
-        return x if pre_logits else self.head(x)
+        if pre_logits or not self.num_classes:
+            return x
+        with without_autocast(x):  # bits are differences of logits, which bfloat16 would round to three digits
+            return self.head(x.to(self.head.weight.dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Integer images (B, C, H, W) to logits (B, N, V); those at t predict byte t from the bytes before it."""
@@ -237,46 +240,6 @@ class _Biased:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.block(x, self.bias)
-
-
-class PixelDecoder:
-    """Logits of one byte after another, from a cache of the bytes so far; without dropout and gradients.
-
-    The numbers are those of `PixelTransformer.forward` at the same position, up to rounding.
-
-    Args:
-        model: The model.
-        batch: Images to decode side by side.
-    """
-
-    def __init__(self, model: PixelTransformer, batch: int) -> None:
-        self.model, self.batch, self.position = model, batch, 0
-        self.steps = [AttentionStep(block.attn, model.bias_table(), model.length) for block in model.blocks]
-
-    @torch.no_grad()
-    def step(self, last: torch.Tensor | None = None) -> torch.Tensor:
-        """The logits (B, V) of the next byte, given the last one (B,), which for the first byte is None."""
-        model, t = self.model, self.position
-        if (last is None) != (t == 0):
-            raise ValueError(f'byte {t} needs {"no byte" if t == 0 else "the byte"} before it, got {last}')
-        if t >= model.length:
-            raise ValueError(f'all {model.length} bytes are decoded')
-        if last is None:
-            x = model.start_token[0].expand(self.batch, -1)  # B, E
-        else:
-            x = model.embed_bytes(last[:, None], first=t - 1)[:, 0]
-        if model.pos_embed is not None:
-            x = x + model.pos_embed[:, t]
-        for block, attend in zip(model.blocks, self.steps):
-            x = x + block.ls1(attend(block.norm1(x)))
-            x = x + block.ls2(_mlp(block.mlp, block.norm2(x)))
-        self.position += 1
-        return model.head(model.norm(x))
-
-
-def _mlp(mlp: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """timm's Mlp without its dropout, so that decoding is the same in training mode."""
-    return mlp.fc2(mlp.norm(mlp.act(mlp.fc1(x))))
 
 
 def _cfg(**kwargs) -> dict:
