@@ -17,6 +17,7 @@ STAND_INS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('script', ['train_1node', 'train_4nodes'])
 def test_script_trains_and_continues(tmp_path, script):
     for name, text in STAND_INS.items():

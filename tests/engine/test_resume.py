@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from nprf_vit.engine import loop
 from nprf_vit.engine.checkpoint import read_checkpoint
 from nprf_vit.engine.output import read_rows
 

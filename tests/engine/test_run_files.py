@@ -8,10 +8,12 @@ import torch
 
 from nprf_vit.engine.checkpoint import atomic_save
 from nprf_vit.engine.config_file import load_config
+from nprf_vit.engine.dry_run import dry_run
 from nprf_vit.engine.output import read_rows
+from nprf_vit.errors import InputError
 
 from ..data.folders import CLASSES, digit_folder
-from .running import config_file, launch, run_here, small_config
+from .running import ONE, config_file, launch, run_here, small_config
 
 FOLDER_RUN = {'dataset': '', 'num_classes': CLASSES, 'global_batch': 32, 'batch_size': 16, 'epochs': 1}
 
@@ -68,12 +70,11 @@ def test_dry_run(tmp_path):
     assert not (tmp_path / 'out').exists()
 
 
-def test_dry_run_needs_no_data(tmp_path):
-    file = config_file(tmp_path, dataset='', train_images=1_281_167, num_classes=10)
-    assert '2 epochs x 10009 steps' in launch('train.py', '--config', file, '--dry-run').stdout
-    file = config_file(tmp_path, dataset='')
-    done = launch('train.py', '--config', file, '--dry-run', expect=2)
-    assert 'give --data-dir, or the key train_images' in done.stderr
+def test_dry_run_needs_no_data(capsys):
+    dry_run(small_config(dataset='', train_images=1_281_167, num_classes=10), ONE)
+    assert '2 epochs x 10009 steps' in capsys.readouterr().out
+    with pytest.raises(InputError, match='give --data-dir, or the key train_images'):
+        dry_run(small_config(dataset=''), ONE)
 
 
 def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
