@@ -33,7 +33,7 @@ class Reader:
 
 @pytest.fixture(autouse=True)
 def _streams(monkeypatch):
-    monkeypatch.setattr(build, 'open_source', lambda config, split: IterableImageDataset('', reader=Reader(split)))
+    monkeypatch.setattr(build, 'open_images', lambda config, split: IterableImageDataset('', reader=Reader(split)))
 
 
 def test_resume_at_the_epoch_boundary(tmp_path, capsys):
