@@ -57,7 +57,7 @@ FULL = [
     Case(32, 15, 1.15),
     Case(64, 7, 1.15, window=0.5),
     Case(96, 3, 1.15, window=0.25),
-    Case(128, 3, 1.15, window=0.111),
+    Case(128, 2, 1.15, window=0.111),
     Case(192, 1, 0.6, window=0.05),
     Case(256, 1, None, sdpa=False, window=0.0),
     Case(32, 9, 1.4, backward=True),

@@ -19,6 +19,8 @@ _FLOOR = {torch.float32: -84.0, torch.float64: -650.0}
 # A causal key may not know the others' maximum. Since w·x - ‖x‖²/2 ≤ ‖w‖²/2, a constant puts every key below e^60:
 # above it float32 has room for 1e5 tokens of size 1e3, and e^144 lies between that and the floor.
 _CAUSAL_TOP = 60.0
+# Shorter vectors are not stretched to length one: zero stays zero, and its gradient stays below 1e6 of what arrives.
+_SHORTEST = 1e-6
 _CAUSAL_TRF = 40.0  # nothing bounds ‖x‖²/2 from w alone: centre its range and cut it where float32 would overflow
 
 
@@ -86,8 +88,8 @@ def feature_map(
         kind: One of KINDS.
         role: 'query' or 'key'.
         causal: Whether the attention that follows is causal; only changes keys.
-        normalize: Whether to L2-normalize x first. The same as passing F.normalize(x, dim=-1), but the M projections
-            are divided instead of the D coordinates.
+        normalize: Whether to L2-normalize x first. The same as passing F.normalize(x, dim=-1, eps=1e-6), but the M
+            projections are divided instead of the D coordinates.
 
     Returns:
         (..., K, N, features) in float32, or in float64 for float64 input.
@@ -100,7 +102,7 @@ def feature_map(
     with without_autocast(x):
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if kind == 'elu':
-            x = F.normalize(x, dim=-1) if normalize else x
+            x = F.normalize(x, dim=-1, eps=_SHORTEST) if normalize else x
             # F.elu(x) + 1 would round e^x to 1e-7, and a clamp would have no gradient at zero
             return torch.where(x > 0, x + 1, x.masked_fill(x > 0, 0).exp())
         _check_shapes(x, w)
@@ -108,7 +110,7 @@ def feature_map(
         projected = x @ w.transpose(-1, -2)  # ..., K, N, M
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # ..., K, N, 1
         if normalize:
-            inverse = 1 / norm.clamp(min=1e-12)  # F.normalize's eps: a zero vector stays zero
+            inverse = 1 / norm.clamp(min=_SHORTEST)
             projected, norm = projected.mul_(inverse), norm * inverse
         half_square = norm.square() * 0.5
         if kind == 'trf':
