@@ -14,7 +14,7 @@ from nprf_vit.ops import draw_projection, feature_map, kernel_attention
 from nprf_vit.ops.attention import BACKENDS
 
 from .dense import dense_kernel_attention
-from .rel_pos import RelPosBias
+from .rel_pos import RelPosBias, extend_window
 
 KERNELS = ('prf', 'orf', 'sphere', 'trf', 'elu', 'softmax')
 
@@ -49,6 +49,7 @@ class KernelAttention(nn.Module):
         normalize: Give queries and keys length one (the paper's NPRF) instead of the scale D^-1/4 each.
         feature_dim: Number of random features M; 'elu' and 'softmax' have none.
         rel_pos_size: Learn a relative position bias of this layer's own, on a grid (H, W) or a sequence (N,).
+        rel_pos_extend: How that bias serves larger grids, 'interpolate' or 'extend'; see `RelPosBias`.
         causal: No token sees a later one; sequences only.
         attn_backend: Algorithm of `nprf_vit.ops.kernel_attention`.
         seed: Seed of the projection.
@@ -71,6 +72,7 @@ class KernelAttention(nn.Module):
         normalize: bool = True,
         feature_dim: int = 32,
         rel_pos_size: Sequence[int] | None = None,
+        rel_pos_extend: str = 'interpolate',
         causal: bool = False,
         attn_backend: str = 'auto',
         seed: int = 0,
@@ -115,7 +117,7 @@ class KernelAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
         self.rel_pos_bias = None
         if rel_pos_size is not None:
-            self.rel_pos_bias = RelPosBias(rel_pos_size, num_heads, dense=kernel == 'softmax', **dd)
+            self.rel_pos_bias = RelPosBias(rel_pos_size, num_heads, kernel == 'softmax', rel_pos_extend, **dd)
         w = None
         if self.has_projection:
             w = torch.empty(num_heads, feature_dim, self.head_dim, device=device, dtype=torch.float32)
@@ -141,7 +143,7 @@ class KernelAttention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
         attn_mask: torch.Tensor | None = None,
         is_causal: bool = False,
     ) -> torch.Tensor:
@@ -214,15 +216,17 @@ class KernelAttention(nn.Module):
 
     def _kernel_attention(self, q, k, v, bias, grid_size, causal) -> torch.Tensor:
         phi_q, phi_k = self.features(q, k, causal)
-        grid_size = grid_size if len(grid_size) == 2 else None
+        bias, far = bias if isinstance(bias, tuple) else (bias, None)
         if torch.onnx.is_in_onnx_export():
+            bias = bias if far is None else extend_window(bias, far, grid_size)
             return dense_kernel_attention(phi_q, phi_k, v, bias, grid_size, causal)
         return kernel_attention(
             phi_q,
             phi_k,
             v,
             bias=bias,
-            grid_size=grid_size,
+            far=far,
+            grid_size=grid_size if len(grid_size) == 2 else None,
             causal=causal,
             backend=self.attn_backend,
             positive=self.kernel != 'trf',

@@ -51,7 +51,7 @@ class AttentionStep:
     def __init__(self, attn: KernelAttention, bias: torch.Tensor | None, max_len: int) -> None:
         self.attn = attn
         if attn.rel_pos_bias is not None:
-            bias = attn.rel_pos_bias.table
+            bias = attn.rel_pos_bias.whole_table()
         if attn.kernel == 'softmax':
             self.state = SoftmaxState(bias, max_len, 1.0 if attn.normalize else attn.head_dim**-0.5)
         else:

@@ -27,7 +27,7 @@ def dense_kernel_attention(
         phi_q, phi_k: (B, K, N, M).
         v: (B, K, N, D).
         bias: (K, 2H-1, 2W-1) with grid_size (H, W), else (K, 2N-1).
-        grid_size: (H, W), or None for a sequence.
+        grid_size: (H, W), or (N,) or None for a sequence.
         causal: Drop the keys after each query.
 
     Returns:

@@ -11,6 +11,16 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module, trunc_normal_
 from torch import nn
 
+from nprf_vit.ops.offsets import extend_table
+
+EXTEND = ('interpolate', 'extend')
+
+
+def check_extend(extend: str) -> None:
+    """Raise for a continuation that does not exist."""
+    if extend not in EXTEND:
+        raise ValueError(f'unknown rel_pos_extend {extend!r}: expected one of {", ".join(EXTEND)}')
+
 
 def resize_table(table: torch.Tensor, grid_size: Sequence[int]) -> torch.Tensor:
     """Interpolate an offset table to another grid, as timm does for Swin (bicubic; linear along a sequence).
@@ -51,6 +61,29 @@ def expand_table(table: torch.Tensor, grid_size: Sequence[int]) -> torch.Tensor:
     index = y[:, None, :, None] * (2 * grid_size[1] - 1) + x[None, :, None, :]  # H, W, H, W
     n = grid_size[0] * grid_size[1]
     return table.flatten(1)[:, index.reshape(n, n)]  # K, N, N
+
+
+def extend_window(window: torch.Tensor, far: torch.Tensor, grid_size: Sequence[int]) -> torch.Tensor:
+    """The whole table of a grid from a window of it: `far` beyond the window, cropped where the grid is smaller.
+
+    Args:
+        window: (K, 2R+1, 2S+1) or (K, 2R+1), zero offset at the centre.
+        far: (K,).
+        grid_size: (H, W) or (N,).
+
+    Returns:
+        (K, 2H-1, 2W-1) or (K, 2N-1).
+    """
+    if len(grid_size) == 2:
+        return extend_table(window, far, *grid_size)
+    return extend_table(window.unsqueeze(1), far, 1, *grid_size).squeeze(1)
+
+
+def border_mean(table: torch.Tensor) -> torch.Tensor:
+    """Mean per head (K,) over the largest offsets of a table: its outermost ring, or its two ends."""
+    ring = torch.ones_like(table[0])
+    ring[(slice(1, -1),) * ring.ndim] = 0
+    return (table * (ring / ring.sum())).flatten(1).sum(1)
 
 
 @register_notrace_module  # compares values, which fx does not have while tracing
@@ -95,10 +128,16 @@ class GridCache(nn.Module):
 class RelPosBias(nn.Module):
     """A table of relative position biases, and its continuation to other grids.
 
+    'interpolate' stretches the table over the new grid's offsets. 'extend' keeps every learned offset and gives all
+    larger ones a constant per head, so that attention costs O(N) by the `window` backend. The constant is stored as
+    its distance `far` from the mean of the table's border: it starts there, whatever moved the border before it was
+    first needed, and is trained from there. On the table's own grid the two agree.
+
     Args:
         grid_size: (H, W) of the grid the table is learned on, or (N,) for a sequence.
         num_heads: Number of attention heads.
         dense: Return the gathered (K, N, N) bias that softmax attention adds to its scores instead of the table.
+        extend: How to serve larger grids, 'interpolate' or 'extend'.
     """
 
     def __init__(
@@ -106,10 +145,12 @@ class RelPosBias(nn.Module):
         grid_size: Sequence[int],
         num_heads: int,
         dense: bool = False,
+        extend: str = 'interpolate',
         device=None,
         dtype=None,
     ) -> None:
         super().__init__()
+        check_extend(extend)
         self.grid_size = tuple(grid_size)
         self.num_heads = num_heads
         self.dense = dense
@@ -117,39 +158,72 @@ class RelPosBias(nn.Module):
             raise ValueError(f'grid_size {self.grid_size} has {len(self.grid_size)} numbers: expected (H, W) or (N,)')
         shape = [2 * s - 1 for s in self.grid_size]
         self.table = nn.Parameter(torch.empty(num_heads, *shape, device=device, dtype=dtype))
+        far = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype)) if extend == 'extend' else None
+        self.register_parameter('far', far)
         self.resize = GridCache(resize_table)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the table from a truncated normal of standard deviation 0.02."""
+        """Draw the table from a truncated normal of standard deviation 0.02; what lies beyond is like its border."""
         trunc_normal_(self.table, std=0.02)
+        if self.far is not None:
+            nn.init.zeros_(self.far)
 
     @torch.no_grad()
     def set_grid_size(self, grid_size: Sequence[int]) -> None:
-        """Learn on another grid from here on: the table is resized once, in place of the old one."""
+        """Learn on another grid from here on: the table is resized once, in place of the old one, or stays a window."""
         grid_size = tuple(grid_size)
-        if grid_size != self.grid_size:
+        if self.far is None and grid_size != self.grid_size:
             self.table = nn.Parameter(resize_table(self.table, grid_size), requires_grad=self.table.requires_grad)
             self.grid_size = grid_size
 
-    def forward(self, grid_size: Sequence[int] | None = None) -> torch.Tensor:
+    def forward(self, grid_size: Sequence[int] | None = None) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """The bias on a grid, the table's own where none is given.
 
         Args:
             grid_size: (H, W) or (N,).
 
         Returns:
-            (K, 2H-1, 2W-1) or (K, 2N-1); (K, N, N) when dense.
+            (K, 2H-1, 2W-1) or (K, 2N-1); (K, N, N) when dense. With 'extend', unless dense, the pair of the table as
+            it was learned and the bias (K,) of all offsets beyond it.
         """
+        grid_size = self._check(grid_size)
+        if self.dense:
+            return expand_table(self.whole_table(grid_size), grid_size)
+        return self.whole_table(grid_size) if self.far is None else (self.table, self.beyond())
+
+    def beyond(self) -> torch.Tensor:
+        """With 'extend', the bias (K,) of the offsets beyond the table."""
+        # in every forward, even on the table's own grid: its gradient is then zero, not missing, as DDP wants it
+        return border_mean(self.table) + self.far
+
+    def whole_table(self, grid_size: Sequence[int] | None = None) -> torch.Tensor:
+        """The bias of every offset on a grid: (K, 2H-1, 2W-1) or (K, 2N-1)."""
+        grid_size = self._check(grid_size)
+        if self.far is not None:
+            return extend_window(self.table, self.beyond(), grid_size)
+        # a size that is symbolic while exporting is never compared: that would tie the graph to one answer
+        symbolic = any(isinstance(s, torch.SymInt) for s in grid_size)
+        return self.resize(self.table, grid_size) if symbolic or grid_size != self.grid_size else self.table
+
+    def _check(self, grid_size: Sequence[int] | None) -> tuple[int, ...]:
         grid_size = self.grid_size if grid_size is None else tuple(grid_size)
         if len(grid_size) != len(self.grid_size):
             raise ValueError(f'a bias learned on the grid {self.grid_size} cannot serve a grid {grid_size}')
-        table = self.table
-        # a size that is symbolic while exporting is never compared: that would tie the graph to one answer
-        symbolic = any(isinstance(s, torch.SymInt) for s in grid_size)
-        if symbolic or grid_size != self.grid_size:
-            table = self.resize(table, grid_size)
-        return expand_table(table, grid_size) if self.dense else table
+        return grid_size
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
+        """With 'extend', take a window of any size as it is, and one without a constant beyond."""
+        table = state_dict.get(prefix + 'table')
+        if self.far is not None and table is not None:
+            state_dict.setdefault(prefix + 'far', table.new_zeros(table.shape[0]))
+            alike = table.ndim == self.table.ndim and table.shape[0] == self.num_heads
+            if alike and table.shape != self.table.shape and all(s % 2 for s in table.shape[1:]):
+                # the Parameter object stays, so an optimizer that holds it does too
+                self.table.data = self.table.data.new_empty(table.shape)
+                self.grid_size = tuple((s + 1) // 2 for s in table.shape[1:])
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        return f'grid_size={self.grid_size}, num_heads={self.num_heads}, dense={self.dense}'
+        extend = 'interpolate' if self.far is None else 'extend'
+        return f'grid_size={self.grid_size}, num_heads={self.num_heads}, dense={self.dense}, extend={extend}'

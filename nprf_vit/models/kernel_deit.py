@@ -15,6 +15,7 @@ from torch import nn
 
 from nprf_vit.layers import GridCache, KernelBlock, RelPosBias
 from nprf_vit.layers.attention import check_kernel
+from nprf_vit.layers.rel_pos import check_extend
 
 from .loading import adapt_state_dict, resize_pos_embed
 
@@ -58,6 +59,9 @@ class KernelVisionTransformer(VisionTransformer):
         kernel: Attention kernel, see `nprf_vit.layers.KernelAttention`.
         normalize: Give queries and keys length one.
         rel_pos: Relative position bias 'shared' by all blocks, one per 'layer', or 'none'.
+        rel_pos_extend: How the bias serves grids larger than it was learned on: 'interpolate' its table, or 'extend'
+            it by a constant per head, which costs O(N); see `nprf_vit.layers.RelPosBias`.
+        rel_pos_size: Grid the bias is learned on; that of img_size unless given.
         feature_dim: Number of random features per head.
         attn_backend: Algorithm of `nprf_vit.ops.kernel_attention`.
         seed: Seed of the random projections; block i draws from (seed, i).
@@ -75,6 +79,8 @@ class KernelVisionTransformer(VisionTransformer):
         kernel: str = 'prf',
         normalize: bool = True,
         rel_pos: str = 'shared',
+        rel_pos_extend: str = 'interpolate',
+        rel_pos_size: int | tuple[int, int] | None = None,
         feature_dim: int = 32,
         attn_backend: str = 'auto',
         seed: int = 0,
@@ -95,8 +101,11 @@ class KernelVisionTransformer(VisionTransformer):
                 f'rel_pos={rel_pos!r} needs every token on the grid: use no class token, register token or patch '
                 "dropout with it, or pass rel_pos='none'"
             )
+        check_extend(rel_pos_extend)
         check_divisible(img_size, patch_size)
-        grid_size = tuple(s // p for s, p in zip(to_2tuple(img_size), to_2tuple(patch_size)))
+        if rel_pos_size is None:
+            rel_pos_size = tuple(s // p for s, p in zip(to_2tuple(img_size), to_2tuple(patch_size)))
+        rel_pos_size = to_2tuple(rel_pos_size)
         attn_kwargs = {'kernel': kernel, 'normalize': normalize, 'feature_dim': feature_dim, 'seed': seed}
         super().__init__(
             img_size=img_size,
@@ -108,7 +117,8 @@ class KernelVisionTransformer(VisionTransformer):
             embed_layer=partial(embed_layer, output_fmt='NHWC'),
             block_fn=partial(
                 KernelBlock,
-                rel_pos_size=grid_size if rel_pos == 'layer' else None,
+                rel_pos_size=rel_pos_size if rel_pos == 'layer' else None,
+                rel_pos_extend=rel_pos_extend,
                 attn_backend=attn_backend,
                 **attn_kwargs,
             ),
@@ -123,7 +133,7 @@ class KernelVisionTransformer(VisionTransformer):
         if rel_pos == 'shared':
             dd = {k: kwargs.get(k) for k in ('device', 'dtype')}
             num_heads = self.blocks[0].attn.num_heads
-            self.rel_pos_bias = RelPosBias(grid_size, num_heads, dense=kernel == 'softmax', **dd)
+            self.rel_pos_bias = RelPosBias(rel_pos_size, num_heads, kernel == 'softmax', rel_pos_extend, **dd)
 
         self.weight_init_mode = 'reset' if weight_init == 'skip' else weight_init
         if weight_init != 'skip':
@@ -135,8 +145,9 @@ class KernelVisionTransformer(VisionTransformer):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters without weight decay: timm's and the bias tables."""
-        return super().no_weight_decay() | {f'{name}.table' for name in self.bias_modules()}
+        """Names of parameters without weight decay: timm's and the biases."""
+        ours = {f'{name}.{p}' for name, module in self.bias_modules().items() for p, _ in module.named_parameters()}
+        return super().no_weight_decay() | ours
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict:
@@ -145,7 +156,7 @@ class KernelVisionTransformer(VisionTransformer):
         return dict(matcher, stem=matcher['stem'] + r'|rel_pos_bias')
 
     def set_input_size(self, img_size=None, patch_size=None) -> None:
-        """Change the input resolution or patch size; bias tables and an absolute embedding are resized.
+        """Change the input resolution or patch size; an absolute embedding and interpolated biases are resized.
 
         Args:
             img_size: New input size, unchanged if None.

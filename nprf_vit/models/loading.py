@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 # class, distillation and register tokens mark a checkpoint that pools in another way, hence a head of another meaning
 TOKENS = ('cls_token', 'dist_token', 'reg_token')
-TABLE = 'rel_pos_bias.table'
+TABLE, FAR = 'rel_pos_bias.table', 'rel_pos_bias.far'
 
 
 def resize_pos_embed(
@@ -69,7 +69,7 @@ def adapt_state_dict(model, state_dict: dict, prefix: str = '') -> None:
     report = _Report()
     adapted = _rename(given, own, report)
     optional = ('head.', 'pos_embed', *TOKENS)
-    if any(k not in adapted for k in own if not k.startswith(optional) and not k.endswith((TABLE, 'attn.w'))):
+    if any(k not in adapted for k in own if not k.startswith(optional) and not k.endswith((TABLE, FAR, 'attn.w'))):
         return  # a part of a model, or of another one: no reason to reset what it does not mention
     _adapt_head(adapted, own, report)
     _adapt_positions(model, adapted, own, report)
@@ -125,23 +125,34 @@ def _adapt_positions(model, adapted: dict, own: dict, report: _Report) -> None:
         adapted['pos_embed'] = own['pos_embed']
         report.add('added', 'pos_embed', "the model's own")
 
-    shared = adapted.get(TABLE)
-    for key in [k for k in adapted if k.endswith(TABLE) and k not in own]:
-        if key == TABLE and model.rel_pos == 'layer':
+    for name in (TABLE, FAR):
+        _place_biases(model, adapted, own, name, report)
+    for key in [k for k in own if k.endswith(TABLE)]:
+        table, target = adapted[key], own[key]
+        if table.ndim != target.ndim or table.shape[0] != target.shape[0] or table.shape == target.shape:
+            continue
+        if key.replace(TABLE, FAR) in own:
+            report.add('kept', key, f'{tuple(table.shape[1:])}, a window of {tuple(target.shape[1:])}')
+        else:
+            adapted[key] = resize_table(table, [(s + 1) // 2 for s in target.shape[1:]])
+            report.add('resized', key, f'{tuple(table.shape[1:])} to {tuple(target.shape[1:])}')
+
+
+def _place_biases(model, adapted: dict, own: dict, name: str, report: _Report) -> None:
+    """Tables, or constants beyond them, to where the model has them: shared or in every layer."""
+    shared = adapted.get(name)
+    for key in [k for k in adapted if k.endswith(name) and k not in own]:
+        if key == name and model.rel_pos == 'layer' and any(k.endswith(name) for k in own):
             report.add('copied', key, 'to every layer')
         else:
             report.add('dropped', key)
         del adapted[key]
-    for key in [k for k in own if k.endswith(TABLE)]:
-        if key not in adapted and shared is not None:
+    for key in [k for k in own if k.endswith(name) and k not in adapted]:
+        if shared is not None:
             adapted[key] = shared.clone()
-        elif key not in adapted:
+        else:
             adapted[key] = torch.zeros_like(own[key], device='cpu')
             report.add('added', key, 'zero')
-        table, target = adapted[key], own[key]
-        if table.ndim == target.ndim and table.shape[0] == target.shape[0] and table.shape != target.shape:
-            adapted[key] = resize_table(table, [(s + 1) // 2 for s in target.shape[1:]])
-            report.add('resized', key, f'{tuple(table.shape[1:])} to {tuple(target.shape[1:])}')
 
 
 def _fit_pos_embed(model, pos_embed: torch.Tensor, num_prefix: int, report: _Report) -> torch.Tensor:

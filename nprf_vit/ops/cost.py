@@ -30,11 +30,25 @@ def choose_backend(
     """
     if not has_bias:
         return 'linear'
+    costs = count(grid, m, d, causal, radius)
+    return min(costs, key=costs.get)
+
+
+def count(
+    grid: tuple[int, int], m: int, d: int, causal: bool = False, radius: tuple[int, int] | None = None
+) -> dict[str, float]:
+    """Cost of each backend that serves a bias, in multiply-adds of `direct`; `window` only if there is a radius."""
     costs = {'direct': _direct(grid, m, d, causal), 'fft': _fft(grid, m, d, causal)}
     if radius is not None:
         radius = tuple(min(r, s - 1) for r, s in zip(radius, grid))
         costs['window'] = grid[0] * grid[1] * window.cost(radius, m, d)
-    return min(costs, key=costs.get)
+    return costs
+
+
+def fitted_fft_point(grid: tuple[int, int], m: int, d: int, fft_seconds: float, direct_seconds: float) -> float:
+    """The FFT_POINT with which the model has the ratio of fft to direct that was measured."""
+    costs = count(grid, m, d)
+    return FFT_POINT * (fft_seconds / direct_seconds) / (costs['fft'] / costs['direct'])
 
 
 def _direct(grid, m, d, causal):

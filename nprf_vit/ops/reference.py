@@ -1,4 +1,4 @@
-"""Dense O(n²) oracles, written straight from the equations (docs/math.md). Imported by tests and benchmarks only.
+"""Dense O(n²) oracles, written straight from the equations (docs/math.md). For tests, benchmarks and the doctor only.
 
 They share nothing with the fast paths: positions are looked up one offset at a time in the table (never an FFT, never
 a strided view), nothing is tiled, features have no stabiliser, and all work happens in the dtype given (tests give

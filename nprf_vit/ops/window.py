@@ -9,6 +9,7 @@ O(N·(2R+1)(2S+1)(M+D)) time and O(N(M+D)) memory.
 # A block sees (2R+r) rows × (2S+s) columns of keys; beyond the grid these are zero features.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -31,49 +32,64 @@ _TOLERANCE = {torch.float32: 4e-4, torch.float64: 4e-9}
 def forward(phi_q, phi_k, v, bias, far, grid, causal):
     """Numerators and denominators as in `direct.forward`, for a bias window (K, 2R+1, 2S+1) and far (K,)."""
     plan = _Plan.build(bias, far, grid, causal, working_dtype(bias, far, grid, causal, v.dtype))
-    dtype = plan.inside.dtype
-    phi_q, phi_k, ones = (x.to(dtype) for x in (phi_q, phi_k, linear.with_ones(v)))
-    sums = linear.product(phi_q, phi_k, ones, causal).mul_(plan.far[:, None, None]).contiguous()  # B, K, N, D+1
     weights = plan.tile(plan.inside - plan.far[:, None, None])  # K, q, k
-    for head, total in enumerate(sums.flatten(0, 1)):
-        w = weights[head % weights.shape[0]]
-        queries, keys, values = plan.pad(phi_q, head, True), plan.pad(phi_k, head), plan.pad(v.to(dtype), head)
+    num, den = torch.empty_like(v, memory_format=torch.contiguous_format), v.new_empty(v.shape[:-1])
+    # one head at a time from end to end: arrays over all heads are beyond what the allocator keeps for the next one
+    for b, h in _heads(v):
+        q, k, value = (x[b, h].to(weights.dtype) for x in (phi_q, phi_k, v))  # N, ·
+        total = _linear(q, k, value, causal).mul_(plan.far[h])  # N, D+1
+        queries, keys, values = plan.pad(q, True), plan.pad(k), plan.pad(value)
         out = queries.new_empty(*queries.shape[:2], total.shape[-1])
         for strip in plan.strips():
-            q, k, value = strip.queries(queries), strip.keys(keys), strip.keys(values)
-            parts = []
-            for b in strip.chunks(w.numel()):
-                scores = torch.bmm(q[b], k[b].transpose(1, 2)).mul_(w)  # blocks, q, k
-                parts.append(torch.cat([torch.bmm(scores, value[b]), scores.sum(-1, keepdim=True)], dim=-1))
-            strip.queries(out, torch.cat(parts))
+            _strip_forward(strip, queries, keys, values, out, weights[h])
         total.add_(plan.unpad(out, True))
-    return linear.split(sums.to(v.dtype))
+        num[b, h], den[b, h] = total[:, :-1], total[:, -1]
+    return num, den
+
+
+def _strip_forward(strip, queries, keys, values, out, w):
+    q, k, value = strip.queries(queries), strip.keys(keys), strip.keys(values)
+    parts = []
+    for b in strip.chunks(w.numel()):
+        scores = torch.bmm(q[b], k[b].transpose(1, 2)).mul_(w)  # blocks, q, k
+        parts.append(torch.cat([torch.bmm(scores, value[b]), scores.sum(-1, keepdim=True)], dim=-1))
+    strip.queries(out, torch.cat(parts))
 
 
 def backward(phi_q, phi_k, v, bias, far, grid, causal, grad, bias_grad):
     """Gradients of phi_q, phi_k, v, bias and far (or None), given grad (B, K, N, D+1) as in `direct.backward`."""
     plan = _Plan.build(bias, far, grid, causal, working_dtype(bias, far, grid, causal, v.dtype))
-    dtype = plan.inside.dtype
-    phi_q, phi_k, ones, grad = (x.to(dtype) for x in (phi_q, phi_k, linear.with_ones(v), grad))
-    scaled = grad * plan.far[:, None, None]
-    grads = [x.contiguous() for x in linear.product_backward(phi_q, phi_k, ones, scaled, causal)]
     weights = plan.tile(plan.inside - plan.far[:, None, None])
-    d_weights = torch.zeros_like(weights)
-    for head in range(phi_q.shape[0] * phi_q.shape[1]):
-        of_head = head % weights.shape[0]
-        inputs = [plan.pad(x, head, own) for x, own in ((phi_q, True), (grad, True), (phi_k, False), (ones, False))]
+    d_weights, total = torch.zeros_like(weights), torch.zeros_like(plan.far)  # total: c_far Σ_ij dA_ij s_ij
+    d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (phi_q, phi_k, v))
+    for b, h in _heads(v):
+        q, k, value, g = (x[b, h].to(weights.dtype) for x in (phi_q, phi_k, v, grad))  # N, ·
+        ones = linear.with_ones(value)  # N, D+1
+        scaled = g * plan.far[h]
+        if bias_grad:
+            total[h] += (scaled * _linear(q, k, value, causal)).sum()
+        grads = linear.product_backward(*(x[None, None] for x in (q, k, ones, scaled)), causal)
+        inputs = [plan.pad(x, own) for x, own in ((q, True), (g, True), (k, False), (ones, False))]
         outputs = [torch.zeros_like(inputs[i]) for i in (0, 2, 3)]
         for strip in plan.strips():
-            _strip_backward(strip, inputs, outputs, weights[of_head], d_weights[of_head])
-        for x, out, own in zip(grads, outputs, (True, False, False)):
-            x.flatten(0, 1)[head].add_(plan.unpad(out, own))
+            _strip_backward(strip, inputs, outputs, weights[h], d_weights[h])
+        of_q, of_k, of_ones = (
+            far_part[0, 0] + plan.unpad(out, own) for far_part, out, own in zip(grads, outputs, (True, False, False))
+        )
+        d_q[b, h], d_k[b, h], d_v[b, h] = of_q, of_k, of_ones[:, :-1]
     d_bias = d_far = None
     if bias_grad:
-        total = (scaled * linear.product(phi_q, phi_k, ones, causal)).sum((0, 2, 3))  # K: c_far Σ_ij dA_ij s_ij
-        d_bias, d_far = plan.offset_gradients(d_weights, total, bias)
-        d_bias, d_far = d_bias.to(v.dtype), d_far.to(v.dtype)
-    d_q, d_k, d_v = (x.to(v.dtype) for x in grads)
-    return d_q, d_k, d_v[..., :-1], d_bias, d_far
+        d_bias, d_far = (x.to(v.dtype) for x in plan.offset_gradients(d_weights, total, bias))
+    return d_q, d_k, d_v, d_bias, d_far
+
+
+def _heads(v):
+    return itertools.product(range(v.shape[0]), range(v.shape[1]))
+
+
+def _linear(q, k, value, causal):
+    """Σ_j s_ij [v_j, 1] of one head: (N, D+1)."""
+    return linear.product(*(x[None, None] for x in (q, k, linear.with_ones(value))), causal)[0, 0]
 
 
 def _strip_backward(strip, inputs, outputs, w, d_w):
@@ -151,9 +167,9 @@ class _Plan:
         """Rows and columns missing to whole blocks."""
         return -self.grid[0] % self.block[0], -self.grid[1] % self.block[1]
 
-    def pad(self, x, head, own=False):
-        """Tokens of one head as a padded grid (rows, cols, ·): whole blocks, and for keys a margin of the radius."""
-        x = x.flatten(0, 1)[head].unflatten(0, self.grid)
+    def pad(self, x, own=False):
+        """Tokens (N, ·) of one head as a padded grid (rows, cols, ·): whole blocks, and for keys a margin of radius."""
+        x = x.unflatten(0, self.grid)
         rows, cols = self.padding
         if own:
             return F.pad(x, (0, 0, 0, cols, 0, rows))

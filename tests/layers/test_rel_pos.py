@@ -1,5 +1,6 @@
 import copy
 import io
+import itertools
 
 import pytest
 import torch
@@ -105,3 +106,52 @@ def test_wrong_number_of_dimensions():
         RelPosBias((2, 2, 2), 1)
     with pytest.raises(ValueError, match='cannot serve'):
         RelPosBias((2, 2), 1)((4,))
+
+
+@pytest.mark.parametrize(('window', 'grid_size'), [((3, 2), (5, 7)), ((3, 4), (2, 6)), ((1, 1), (3, 3)), ((3,), (6,))])
+def test_extend_keeps_the_window_and_continues_it(window, grid_size):
+    bias = RelPosBias(window, 2, extend='extend')
+    torch.nn.init.normal_(bias.table)
+    torch.nn.init.normal_(bias.far)
+    table, far = bias(grid_size)
+    assert table is bias.table and torch.equal(far, bias.beyond())
+    whole = bias.whole_table(grid_size)
+    assert whole.shape == (2, *(2 * s - 1 for s in grid_size))
+    for index in itertools.product(*(range(-s + 1, s) for s in grid_size)):
+        learned = all(abs(i) < s for i, s in zip(index, window))
+        at = tuple(i + s - 1 for i, s in zip(index, window if learned else grid_size))
+        expected = table[(slice(None), *at)] if learned else far
+        assert torch.equal(whole[(slice(None), *(i + s - 1 for i, s in zip(index, grid_size)))], expected)
+    bias.dense = True
+    torch.testing.assert_close(bias(grid_size), gather(whole, grid_size))
+
+
+def test_the_constant_starts_at_the_border_and_follows_it():
+    bias = RelPosBias((2, 3), 1, extend='extend')
+    with torch.no_grad():
+        bias.table.copy_(torch.arange(15.0).view(1, 3, 5))
+    ring = [0, 1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 14]
+    torch.testing.assert_close(bias.beyond(), torch.tensor([sum(ring) / len(ring)]))
+    line = RelPosBias((3,), 1, extend='extend')
+    with torch.no_grad():
+        line.table.copy_(torch.tensor([[1.0, 9.0, 9.0, 9.0, 3.0]]))
+    torch.testing.assert_close(line.beyond(), torch.tensor([2.0]))
+
+
+def test_extend_loads_windows_of_any_size_under_the_same_parameter():
+    source, bias = RelPosBias((2, 5), 3), RelPosBias((4, 4), 3, extend='extend')
+    parameter = bias.table
+    bias.load_state_dict(source.state_dict())
+    assert bias.table is parameter and bias.grid_size == (2, 5)
+    assert torch.equal(bias.table, source.table) and not bias.far.any()
+    torch.nn.init.normal_(bias.far)
+    again = RelPosBias((4, 4), 3, extend='extend')
+    again.load_state_dict(bias.state_dict())
+    assert torch.equal(again.far, bias.far) and torch.equal(again.table, bias.table)
+    with pytest.raises(RuntimeError, match='size mismatch'):
+        again.load_state_dict(RelPosBias((4, 4), 2).state_dict())
+
+
+def test_unknown_continuation():
+    with pytest.raises(ValueError, match="unknown rel_pos_extend 'stretch': expected one of interpolate, extend"):
+        RelPosBias((2, 2), 1, extend='stretch')

@@ -22,6 +22,7 @@ def variants(*kwargs):
 
 
 LAYER, NONE, SOFTMAX, FFT = {'rel_pos': 'layer'}, {'rel_pos': 'none'}, {'kernel': 'softmax'}, {'attn_backend': 'fft'}
+EXTEND = {'rel_pos_extend': 'extend', 'rel_pos_size': 3}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,9 @@ def _fresh_compiler():
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize('kwargs', variants(LAYER, NONE, SOFTMAX, FFT, {'dynamic_img_size': True}))
+@pytest.mark.parametrize(
+    'kwargs', variants(LAYER, NONE, SOFTMAX, FFT, {'dynamic_img_size': True}, {'dynamic_img_size': True, **EXTEND})
+)
 def test_compile_in_one_graph(kwargs, image):
     # aot_eager traces and differentiates as inductor does, without minutes of C++ compilation
     model = make(**kwargs).train()
@@ -77,7 +80,7 @@ def test_export_with_dynamic_batch(kwargs, image):
         torch.testing.assert_close(program.module()(other), model(other))
 
 
-@pytest.mark.parametrize('kwargs', variants(LAYER, NONE, SOFTMAX, FFT))
+@pytest.mark.parametrize('kwargs', variants(LAYER, NONE, SOFTMAX, FFT, EXTEND, {**EXTEND, **SOFTMAX}))
 def test_export_with_dynamic_height_and_width(kwargs, tmp_path):
     model = make(dynamic_img_size=True, **kwargs)
     height, width = Dim('height', min=2, max=64), Dim('width', min=2, max=64)
@@ -100,7 +103,7 @@ def onnx_session(model, example, path, **kwargs):
 
 
 @pytest.mark.parametrize(
-    'kwargs', variants(*({'kernel': k} for k in KERNELS if k != 'prf'), {'normalize': False}, LAYER, NONE)
+    'kwargs', variants(*({'kernel': k} for k in KERNELS if k != 'prf'), {'normalize': False}, LAYER, NONE, EXTEND)
 )
 def test_onnx(kwargs, image, tmp_path):
     model = make(attn_backend='direct', **kwargs)
@@ -111,13 +114,14 @@ def test_onnx(kwargs, image, tmp_path):
         torch.testing.assert_close(run(other), model(other), atol=1e-4, rtol=1e-4)
     with torch.no_grad():
         for block in model.blocks:
-            block.attn.qkv.weight.mul_(1.1)
+            block.attn.qkv.weight.normal_()
     assert not torch.allclose(run(other), model(other), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow
-def test_onnx_with_dynamic_height_and_width(tmp_path):
-    model = make(dynamic_img_size=True, attn_backend='direct')
+@pytest.mark.parametrize('kwargs', [{}, EXTEND])
+def test_onnx_with_dynamic_height_and_width(kwargs, tmp_path):
+    model = make(dynamic_img_size=True, attn_backend='direct', **kwargs)
     height, width = Dim('height', min=2, max=64), Dim('width', min=2, max=64)
     shapes = ({0: Dim('batch', min=1, max=64), 2: 16 * height, 3: 16 * width},)
     run = onnx_session(model, torch.randn(2, 3, 96, 80), tmp_path / 'model.onnx', dynamic_shapes=shapes)

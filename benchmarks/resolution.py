@@ -1,0 +1,117 @@
+"""Accuracy at higher resolution: trained at 12 px, evaluated at 18, 24 and 36, before and after a short fine-tune.
+
+A bias interpolated, or continued by a constant beyond its radius, beside interpolated absolute positions: of NPRF and
+of softmax, in this family's ViT (no class token) and in timm's DeiT. Images: the 28 pixels of Fashion-MNIST reduced
+to 12, 18 and 24, and enlarged to 36.
+
+python -m benchmarks.resolution --data-dir DIR    writes docs/results/resolution.csv and .png
+python -m benchmarks.resolution --quick           tiny models on the embedded digits
+"""
+
+import sys
+from pathlib import Path
+
+from benchmarks.runs import Lab, Run, Table, main, passed, quiet, said
+from benchmarks.variants import DEIT, runs
+from nprf_vit.engine.config import Config
+from nprf_vit.engine.validate import validate
+
+SEEDS = 1
+SCALES = (1.5, 2.0, 3.0)
+IMAGES = 2500
+TUNE = ('epochs=1', 'epoch_steps=60', 'warmup_epochs=0', 'global_batch=32', 'batch_size=32', 'lr=5e-4')
+# label → the trained variant, and what its larger twin sets besides; 6x6 is the trained grid
+CASES = {
+    'NPRF, bias interpolated': ('nprf_bias', ()),
+    'NPRF, bias extended': ('nprf_bias', ('model_kwargs.rel_pos_extend=extend', 'model_kwargs.rel_pos_size=6')),
+    'NPRF, absolute interpolated': ('nprf', ()),
+    'softmax ViT, absolute interpolated': ('softmax', ()),
+    'softmax DeiT (timm), absolute interpolated': ('deit', ()),
+}
+
+
+def trained_runs(variant: str) -> list[Run]:
+    if variant == 'deit':
+        return [Run('deit', seed, DEIT) for seed in range(SEEDS)]
+    return runs(variant, SEEDS)
+
+
+def larger(lab: Lab, run: Run, label: str, scale: float, tuned: bool) -> Run:
+    """The twin of a trained run at a higher resolution, started from its weights."""
+    pixels = round(scale * lab.config(run).img_size)
+    changes = [*run.changes, *CASES[label][1], f'img_size={pixels}', f'val_limit={40 if lab.quick else IMAGES}']
+    changes += [f'initial_checkpoint={lab.folder(run) / "best.pt"}', *(TUNE if tuned else ())]
+    how = 'extended' if CASES[label][1] else 'interpolated'
+    return Run(f'{run.variant}_{how}_{pixels}px', run.seed, tuple(changes), run.config)
+
+
+def experiment(lab: Lab) -> None:
+    scales = SCALES[:1] if lab.quick else SCALES
+    stages = [(1.0, 0), *((s, tuned) for s in scales for tuned in (0, 1))]  # no fine-tune at the trained resolution
+    cases = [(l, s, r, tuned) for l in CASES for s, tuned in stages for r in trained_runs(CASES[l][0])]
+    with lab.table('resolution', report, plot) as table:
+        cases = [(l, s, r, t) for l, s, r, t in cases if not table.has(model=l, scale=s, seed=r.seed, tuned=t)]
+        for _ in lab.train(dict.fromkeys(r for _, _, r, _ in cases)):
+            pass
+        measure(lab, table, cases)
+
+
+def measure(lab: Lab, table: Table, cases: list[tuple]) -> None:
+    """First all evaluations as trained, then all fine-tunes."""
+    for tuned in (0, 1):
+        twins = {larger(lab, r, l, s, bool(tuned)): (l, s) for l, s, r, t in cases if t == tuned}
+        if tuned:
+            results = lab.train(twins)
+        else:
+            by_folder = {lab.folder(twin): twin for twin in twins}
+            items = [(lab.config(twin), folder) for folder, twin in by_folder.items()]
+            results = ((by_folder[item[1]], row) for item, row in lab.each(validate_run, items, 'evaluations'))
+        for twin, row in results:
+            label, scale = twins[twin]
+            script = 'train.py' if tuned else 'validate.py'
+            about = {'model': label, 'scale': scale, 'pixels': lab.config(twin).img_size, 'seed': twin.seed}
+            table.add({**about, 'tuned': tuned, 'top1': f'{float(row["top1"]):.6g}', 'command': twin.command(script)})
+
+
+def validate_run(config: Config, folder: Path, deadline: float | None) -> dict | None:
+    if passed(deadline):
+        return None
+    with quiet(folder) as place:
+        return validate(config, place)
+
+
+def report(table: Table) -> list[dict]:
+    """Top-1 as trained and after fine-tuning, as far as there is."""
+    rows = []
+    for label in CASES:
+        row = {'model': label}
+        for scale, tuned in [(s, t) for t in (0, 1) for s in (1.0, *SCALES) if s > 1 or not t]:
+            tops = table.values('top1', model=label, scale=scale, tuned=tuned)
+            row[f'{scale:g}×' + ', tuned' * tuned] = said(tops, 1) if tops else ''
+        rows.append(row)
+    return rows
+
+
+def plot(table: Table, path: Path) -> None:
+    """Left as trained, right after fine-tuning, against the scale."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout='constrained')
+    panels = figure.subplots(1, 2, sharey=True)
+    for tuned, axes in enumerate(panels):
+        for i, label in enumerate(CASES):
+            seen = [s for s in (1.0, *SCALES) if table.has(model=label, scale=s, tuned=tuned if s > 1 else 0)]
+            tops = [table.values('top1', model=label, scale=s, tuned=tuned if s > 1 else 0) for s in seen]
+            axes.plot(seen, [sum(t) / len(t) for t in tops], 'os^Dv'[i] + '-', color=f'C{i}', label=label)
+        axes.set(
+            xlabel='resolution, in units of the trained one', title=('as trained', 'after a short fine-tune')[tuned]
+        )
+        axes.set_xticks((1.0, *SCALES))
+        axes.grid(alpha=0.3)
+    panels[0].set(ylabel='top-1, %')
+    panels[0].legend(fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == '__main__':
+    sys.exit(main(__doc__, experiment))
