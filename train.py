@@ -1,15 +1,15 @@
 """Train a model from a YAML file: python train.py --config configs/digits.yaml (or the same under torchrun)."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from nprf_vit.engine.config_file import load_config, override
 from nprf_vit.engine.distributed import process_group
 from nprf_vit.engine.dry_run import dry_run
+from nprf_vit.engine.preemption import EXIT_CODE, Preemption
 from nprf_vit.engine.train import train
-from nprf_vit.errors import InputError
+from nprf_vit.errors import InputError, RunError, in_one_line
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -18,7 +18,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--data-dir', metavar='DIR', help='data folder, where the dataset needs one')
     parser.add_argument('--output', metavar='DIR', help='output folder (default: output/NAME-OF-CONFIG)')
     parser.add_argument(
-        '--resume', metavar='auto|FILE', help="continue: 'auto' takes last.pt of the output folder if any"
+        '--resume', metavar='auto|FILE', help="continue: 'auto' takes the newest good checkpoint of the output folder"
     )
     parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override keys')
     parser.add_argument('--dry-run', action='store_true', help='two steps on synthetic images: memory, speed, days')
@@ -26,21 +26,21 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """0 at the end of the run; 75 when preempted; 2 for a mistake in the input, 1 for a run that cannot go on."""
     args = parse(argv)
     try:
         config = load_config(args.config, args.set)
         if args.data_dir:
             config = override(config, data_dir=args.data_dir)
         folder = Path(args.output or Path('output') / Path(args.config).stem)
-        with process_group(config.device, config.threads) as place:
+        with process_group(config.device, config.threads, config.stall_timeout) as place, Preemption() as preempted:
             if args.dry_run:
                 dry_run(config, place)
-            else:
-                train(config, place, folder, args.resume)
-    except InputError as error:
-        rank = os.environ.get('RANK', '0')
-        print(f'error: {error}' if rank == '0' else f'error (rank {rank}): {error}', file=sys.stderr)
-        return 2
+            elif train(config, place, folder, args.resume, preempted) is None:
+                return EXIT_CODE
+    except (InputError, RunError) as error:
+        print(in_one_line(error), file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
     return 0
 
 

@@ -1,13 +1,12 @@
 """Evaluate a model: python validate.py --config configs/digits.yaml --checkpoint output/digits/last.pt"""
 
 import argparse
-import os
 import sys
 
 from nprf_vit.engine.config_file import load_config, make_config, override
 from nprf_vit.engine.distributed import process_group
 from nprf_vit.engine.validate import validate
-from nprf_vit.errors import InputError
+from nprf_vit.errors import InputError, in_one_line
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -35,11 +34,10 @@ def main(argv: list[str] | None = None) -> int:
             config = make_config({'model': args.model, 'pretrained': args.checkpoint is None}, args.set)
         if args.data_dir:
             config = override(config, data_dir=args.data_dir)
-        with process_group(config.device, config.threads) as place:
+        with process_group(config.device, config.threads, config.stall_timeout) as place:
             validate(config, place, args.checkpoint, args.json)
     except InputError as error:
-        rank = os.environ.get('RANK', '0')
-        print(f'error: {error}' if rank == '0' else f'error (rank {rank}): {error}', file=sys.stderr)
+        print(in_one_line(error), file=sys.stderr)
         return 2
     return 0
 

@@ -12,9 +12,9 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from ..errors import InputError, first_line
+from ..errors import BadImage, InputError, first_line
+from .decode import decode, reading
 from .plain_pickle import read_pickle
 
 SIZE, CHANNELS, CLASSES = 32, 3, 1000
@@ -136,11 +136,11 @@ class PngImages:
         with open(path, 'rb') as stream:
             stream.seek(offset)
             content = stream.read(size)
-        try:
-            with Image.open(io.BytesIO(content)) as image:
-                return np.asarray(image.convert('RGB'))
-        except OSError as error:
-            raise InputError(f'cannot read {self.names[index]} of {self.path}: {first_line(error)}') from None
+        with reading(lambda: f'{self.names[index]} of {self.path}'):
+            pixels = np.asarray(decode(io.BytesIO(content), 'RGB', SIZE * SIZE))
+        if pixels.shape != self.shape[1:]:
+            raise BadImage(f'{self.names[index]} of {self.path} is {pixels.shape[1]}x{pixels.shape[0]} pixels')
+        return pixels
 
 
 def _list_folder(folder: Path) -> list[tuple[str, int, int]]:

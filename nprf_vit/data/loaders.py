@@ -12,15 +12,12 @@ from .order import EvalBatches, TrainBatches
 from .samples import EvalSamples, TrainSamples, Transform
 from .seeding import derive_seed, seeded
 from .sources import ImageSource
-
-
-def _worker_setup(worker: int) -> None:
-    torch.set_num_threads(1)  # the workers share the cores; transforms are one image at a time
+from .workers import setup_worker
 
 
 def _common(config: Any) -> dict[str, Any]:
     pin = config.pin_mem and torch.cuda.is_available()
-    return {'num_workers': config.workers, 'pin_memory': pin, 'worker_init_fn': _worker_setup}
+    return {'num_workers': config.workers, 'pin_memory': pin, 'worker_init_fn': setup_worker}
 
 
 def train_loader(samples: TrainSamples, batches: TrainBatches, config: Any) -> DataLoader:

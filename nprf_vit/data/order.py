@@ -65,6 +65,11 @@ class TrainBatches:
         """Where the next iteration begins."""
         self.epoch, self.first_step = epoch, first_step
 
+    def indices(self, step: int) -> list[int]:
+        """The images of global batch number `step` of the run, all ranks together, in slot order."""
+        number, row = divmod(step, self.order.steps_per_epoch)
+        return self.order.epoch(number)[0][row].tolist()
+
     def __iter__(self) -> Iterator[list[Key]]:
         epoch = self.epoch
         indices, repeats = self.order.epoch(epoch)

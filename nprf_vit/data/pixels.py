@@ -1,5 +1,6 @@
 """Images as bytes for models of pixels: no augmentation, no normalization, the bytes themselves as targets."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,11 @@ class PixelSource(Dataset):
     def __getitem__(self, index: int) -> tuple[np.ndarray, torch.Tensor]:
         image = np.ascontiguousarray(self.images[index])
         return image, torch.from_numpy(image.reshape(-1).copy())
+
+    def blank(self, transform: Callable[[np.ndarray], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What can be batched with the samples."""
+        image = np.zeros(self.images.shape[1:], np.uint8)
+        return transform(image), torch.from_numpy(image.reshape(-1).copy())
 
     def check(self, in_chans: int, img_size: tuple[int, int], levels: int) -> None:
         """Raise unless a model of this shape can take every image."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from timm.data import RealLabelsImagenet
 
-from ..errors import InputError
+from ..errors import InputError, first_line
 from .sources import ImageSource
 
 
@@ -20,6 +20,8 @@ class RealLabels:
             by_name = RealLabelsImagenet(names, real_json=None if labels == 'bundled' else labels).real_labels
         except AssertionError:
             raise InputError(f'ReaL labels {labels} are not as many as the {len(names)} validation images') from None
+        except (ValueError, TypeError) as error:
+            raise InputError(f'cannot read ReaL labels {labels}: {first_line(error)}') from None
         unknown = [name for name in names if name not in by_name]
         if unknown:
             raise InputError(f'no ReaL label for {unknown[0]}: expected names like ILSVRC2012_val_00000001.JPEG')

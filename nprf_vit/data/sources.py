@@ -1,14 +1,18 @@
 """From a dataset's name to images: random access to (PIL image, class), or a stream of them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 from timm.data import create_dataset
 from timm.data.dataset import ImageDataset, IterableImageDataset
+from timm.data.readers.reader_image_folder import ReaderImageFolder
 from torch.utils.data import Dataset
 
 from ..errors import InputError
+from .decode import check_regular, decode, reading, to_mode
 from .digits import Digits
 from .folder import open_folder
 
@@ -18,23 +22,34 @@ OWN_CACHE = ('hfds/', 'hfids/', 'tfds/')  # find their data without a folder
 class ImageSource(Dataset):
     """Any indexed dataset as (PIL image in the wanted mode, class)."""
 
-    def __init__(self, dataset: Any, mode: str, name: str):
-        self.dataset, self.mode, self.name = dataset, mode, name
+    def __init__(self, dataset: Any, mode: str, name: str, max_pixels: int = Image.MAX_IMAGE_PIXELS):
+        self.dataset, self.mode, self.name, self.max_pixels = dataset, mode, name, max_pixels
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        if not isinstance(self.dataset, ImageDataset):
-            image, target = self.dataset[index]
-            return image.convert(self.mode), int(target)
-        # timm's own __getitem__ replaces an unreadable image by its neighbour, which would change what is counted
+        """Raises BadImage for one that cannot be read; timm's own datasets give its neighbour instead."""
+        with reading(lambda: self._describe(index)):
+            if not isinstance(self.dataset, ImageDataset):
+                image, target = self.dataset[index]
+                return to_mode(image, self.mode), int(target)
+            reader = self.dataset.reader
+            if isinstance(reader, ReaderImageFolder):
+                check_regular(reader.samples[index][0])
+            stream, target = reader[index][:2]
+            with stream:
+                return decode(stream, self.mode, self.max_pixels), int(target)
+
+    def blank(self, transform: Callable[[Image.Image], torch.Tensor]) -> tuple[torch.Tensor, int]:
+        """What can be batched with the samples."""
+        return transform(Image.new(self.mode, (8, 8))), 0
+
+    def _describe(self, index: int) -> str:
         try:
-            stream, target = self.dataset.reader[index][:2]
-            with stream, Image.open(stream) as image:
-                return image.convert(self.mode), int(target)
-        except OSError as error:
-            raise OSError(f'cannot read image {index} of {self.name}, {self.filename(index)}: {error}') from error
+            return f'image {index} of {self.name}, {self.filename(index)}'
+        except (OSError, ValueError, KeyError, AttributeError, SyntaxError):  # some readers open the image for its name
+            return f'image {index} of {self.name}'
 
     def filename(self, index: int) -> str:
         if not isinstance(self.dataset, ImageDataset):
@@ -68,7 +83,7 @@ def open_source(config: Any, split: str) -> ImageSource | IterableImageDataset:
         dataset = _open_by_name(config, split_name, mode, training)
     if isinstance(dataset, IterableImageDataset):
         return dataset
-    source = ImageSource(dataset, mode, f'{name or config.data_dir} {split_name}')
+    source = ImageSource(dataset, mode, f'{name or config.data_dir} {split_name}', config.max_pixels)
     _check_counts(source, config, training)
     return source
 

@@ -4,12 +4,14 @@ from typing import Any
 
 from timm.data import create_transform
 
+from ..errors import InputError, first_line
 from .samples import Transform
 
 
 def train_transform(config: Any, input_size: tuple[int, int, int], mean: tuple, std: tuple) -> Transform:
     # random erasing runs per sample on the CPU: on the device's batch it would depend on who shares the batch
-    return create_transform(
+    return _create(
+        config,
         input_size,
         is_training=True,
         no_aug=config.no_aug,
@@ -29,7 +31,8 @@ def train_transform(config: Any, input_size: tuple[int, int, int], mean: tuple, 
 
 
 def eval_transform(config: Any, input_size: tuple[int, int, int], mean: tuple, std: tuple) -> Transform:
-    return create_transform(
+    return _create(
+        config,
         input_size,
         is_training=False,
         interpolation=config.interpolation,
@@ -38,3 +41,10 @@ def eval_transform(config: Any, input_size: tuple[int, int, int], mean: tuple, s
         mean=mean,
         std=std,
     )
+
+
+def _create(config: Any, input_size: tuple[int, int, int], **args: Any) -> Transform:
+    try:
+        return create_transform(input_size, **args)
+    except (AssertionError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise InputError(f'cannot build the transforms of aa {config.aa}: {first_line(error)}') from error

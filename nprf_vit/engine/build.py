@@ -9,7 +9,7 @@ from timm.data.dataset import IterableImageDataset
 from timm.utils import ModelEmaV3
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from ..data.batches import BatchPlan, plan_batches
 from ..data.folder import check_same_classes
@@ -24,7 +24,7 @@ from ..errors import InputError
 from .config import Config
 from .distributed import Place
 from .inputs import build_task, build_transform, open_images, synthetic_samples
-from .model import build_model
+from .model import build_model, load_exact
 from .optimization import build_autocast, build_ema, build_optimizer, build_scaler, build_scheduler
 from .task import Task
 
@@ -50,6 +50,15 @@ class TrainData:
     @property
     def is_stream(self) -> bool:
         return self.batches is None
+
+    @property
+    def images(self) -> int | None:
+        """How many the training set has; None for a stream."""
+        return None if self.batches is None else self.batches.order.num_samples
+
+    def indices(self, step: int) -> list[int] | None:
+        """The images of global batch number `step`, in slot order; None for a stream."""
+        return None if self.batches is None else self.batches.indices(step)
 
     def epoch(self, epoch: int, first_step: int) -> Iterator:
         """Micro-batches of an epoch from a step on; a stream can only be entered at its beginning."""
@@ -87,15 +96,24 @@ class Training:
         return {'': self.model} if self.ema is None else {'': self.model, 'ema_': self.ema.module}
 
 
-def build_training(config: Config, place: Place, synthetic: bool = False, fresh: bool = True) -> Training:
+def build_training(
+    config: Config,
+    place: Place,
+    synthetic: bool = False,
+    weights: dict[str, torch.Tensor] | None = None,
+    origin: str = '',
+) -> Training:
     """All parts of a run.
 
     Args:
         synthetic: noise instead of the data set, which then need not exist.
-        fresh: load the initial weights; not needed when a checkpoint follows.
+        weights: of the checkpoint `origin` to continue from, instead of the initial ones. Loaded before anything is
+            built around the model: an extended bias takes the size of its window from them.
     """
     plan = plan_batches(config.global_batch, place.world, config.batch_size, config.mixup_block if config.mixes else 1)
-    model = build_model(config, fresh)
+    model = build_model(config, fresh=weights is None)
+    if weights is not None:
+        load_exact(model, weights, origin)
     task = build_task(config, model)
     data, evaluation = None, None
     if synthetic:
@@ -127,6 +145,8 @@ def build_evaluation(config: Config, place: Place, model: nn.Module, source: Any
     build_task(config, model)  # a model of another task is told before its data is read
     source = source or open_images(config, 'validation')
     transform = build_transform(config, model, source, training=False)
+    if config.val_limit:
+        source = _thin(source, config)
     real = None
     if isinstance(source, IterableImageDataset):
         if config.real_labels:
@@ -138,6 +158,14 @@ def build_evaluation(config: Config, place: Place, model: nn.Module, source: Any
         batches = eval_loader(source, transform, config, place.rank, place.world)
         num_images = len(source)
     return Evaluation(batches, build_task(config, model, real), num_images, build_autocast(config, place.device))
+
+
+def _thin(source: Any, config: Config) -> Subset:
+    """Images at even distances, since folders are sorted by class."""
+    if isinstance(source, IterableImageDataset) or config.real_labels:
+        raise InputError('val_limit needs images by index and no real_labels')
+    count = min(config.val_limit, len(source))
+    return Subset(source, [i * len(source) // count for i in range(count)])
 
 
 def _real_data(config, place, plan, model) -> tuple[TrainData, Evaluation]:
@@ -192,7 +220,13 @@ def _wrap(config: Config, model: nn.Module, place: Place) -> nn.Module:
     wrapped = model
     if place.world > 1:
         ids = [place.device.index] if place.device.type == 'cuda' else None
-        wrapped = DistributedDataParallel(model, device_ids=ids)
+        # Beyond two ranks the rounding of a sum depends on where in its bucket a gradient lies, and DDP rearranges its
+        # buckets after the first step of each process, unless it looks for unused parameters: a continuation would
+        # differ in the last bits.
+        wrapped = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=place.world > 2)
     if config.torchcompile:
+        known = torch.compiler.list_backends(exclude_tags=())
+        if config.torchcompile not in known:
+            raise InputError(f'torchcompile {config.torchcompile} is none of {", ".join(known)}')
         wrapped = torch.compile(wrapped, backend=config.torchcompile)
     return wrapped

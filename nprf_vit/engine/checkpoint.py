@@ -1,76 +1,72 @@
-"""Checkpoints: the whole state of a run in one file that is either complete or absent."""
+"""Checkpoint files: complete or absent, checked when read, the last few kept.
+
+`last.pt` is the newest, `last-1.pt` the one before it, and so on; `best.pt` holds weights only.
+"""
 
 import os
 import pickle
-from dataclasses import dataclass, field
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import InputError, first_line
-from .build import Training
-from .config import differences
-from .meter import LossMeter
-from .model import load_exact
+from .atomic import replace_file
+from .checksum import checksum
 
-FORMAT = 1
-
-
-@dataclass
-class Progress:
-    """How far a run has come. Random generators need no place here: each is seeded by (seed, step or sample)."""
-
-    step: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)  # one row per finished epoch
-    best: dict[str, Any] | None = None  # the row of the best epoch
+FORMAT = 2
+_KNOWN = (1, FORMAT)  # 1 had no checksum
+LAST = 'last.pt'
+# a damaged file may raise almost any of these, depending on the byte that is wrong
+_DAMAGE = (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+_DAMAGE += (AssertionError, MemoryError, OverflowError, pickle.UnpicklingError, struct.error)
 
 
-def atomic_save(content: dict[str, Any], path: Path) -> None:
-    """Write beside the target, flush to the disk, then rename: a reader sees the old file or the new one, whole."""
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-    try:
-        with open(temporary, 'wb') as stream:
+def save_checkpoint(content: dict[str, Any], path: Path, keep: int | None = None) -> None:
+    """Write a checkpoint with its checksum.
+
+    Args:
+        keep: How many generations stay, this one included; None for a file without generations.
+    """
+    content = {**content, 'checksum': checksum(content)}
+
+    def write(stream):
+        try:
             torch.save(content, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself
-    finally:
-        os.close(folder)
+        except RuntimeError as error:  # torch's word for a stream that takes no more
+            raise OSError(first_line(error)) from error
+
+    replace_file(path, write, before=None if keep is None else lambda: _rotate(path, keep))
 
 
-def run_state(run: Training, progress: Progress, meter: LossMeter) -> dict[str, Any]:
-    """All that a continuation needs. Collective: the meter averages over ranks."""
-    return {
-        'format': FORMAT,
-        'config': run.config.to_dict(),
-        'step': progress.step,
-        'history': progress.history,
-        'best': progress.best,
-        'meter': meter.state_dict(),
-        'state_dict': run.model.state_dict(),
-        'state_dict_ema': None if run.ema is None else run.ema.module.state_dict(),
-        'optimizer': run.optimizer.state_dict(),
-        'scheduler': {'step': progress.step},
-        'scaler': run.scaler.state_dict(),
-    }
+def _rotate(path: Path, keep: int) -> None:
+    """Rename every generation to the next older name, oldest first: a kill on the way loses none but the oldest."""
+    for number, old in reversed(list(_generations(path))):
+        if number + 1 < keep:
+            os.replace(old, _older(path, number + 1))
+        elif number:
+            old.unlink()
 
 
-def weights_state(run: Training, row: dict[str, Any]) -> dict[str, Any]:
-    """What evaluation and fine-tuning need; the names of the state dicts are those timm looks for."""
-    return {
-        'format': FORMAT,
-        'config': run.config.to_dict(),
-        'step': row['step'],
-        'metrics': row,
-        'state_dict': run.model.state_dict(),
-        'state_dict_ema': None if run.ema is None else run.ema.module.state_dict(),
-    }
+def _older(path: Path, number: int) -> Path:
+    return path.with_name(f'{path.stem}-{number}{path.suffix}') if number else path
+
+
+def _generations(path: Path) -> Iterator[tuple[int, Path]]:
+    """The files that are there, newest first; a crash between two renames leaves a gap."""
+    found = [(0, path)] if path.is_file() else []
+    for other in path.parent.glob(f'{path.stem}-*{path.suffix}'):
+        number = other.stem.removeprefix(f'{path.stem}-')
+        if number.isdecimal() and other.is_file():
+            found.append((int(number), other))
+    return iter(sorted(found))
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, newest first."""
+    return [path for _, path in _generations(folder / LAST)]
 
 
 def read_checkpoint(path: str | Path, any_format: bool = False) -> dict[str, Any]:
@@ -80,25 +76,40 @@ def read_checkpoint(path: str | Path, any_format: bool = False) -> dict[str, Any
         raise InputError(f'no checkpoint file {path}')
     try:
         content = torch.load(path, map_location='cpu', weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+    except _DAMAGE as error:
         raise InputError(f'cannot read checkpoint {path}: {first_line(error)}') from error
-    if not isinstance(content, dict) or (content.get('format') != FORMAT and not any_format):
+    ours = isinstance(content, dict) and content.get('format') in _KNOWN
+    if not ours and not (any_format and isinstance(content, dict)):
         raise InputError(f'{path} is no checkpoint of this package (format {FORMAT}); initial_checkpoint takes others')
+    if ours and content['format'] > 1:
+        expected = content.pop('checksum', None)
+        if checksum(content) != expected:
+            raise InputError(f'cannot read checkpoint {path}: its content does not match its checksum')
     return content
 
 
-def restore(run: Training, meter: LossMeter, content: dict[str, Any], origin: str) -> Progress:
-    """Put a run back to where the checkpoint left it."""
-    if 'optimizer' not in content:
-        raise InputError(f'{origin} holds weights only: resume from last.pt, or start from it as initial_checkpoint')
-    changed = differences(content['config'], run.config.to_dict())
-    if changed:
-        raise InputError(f'{origin} belongs to another configuration: ' + '; '.join(changed[:8]))
-    load_exact(run.model, content['state_dict'], origin)
-    if run.ema is not None:
-        load_exact(run.ema.module, content['state_dict_ema'], origin)
-    run.optimizer.load_state_dict(content['optimizer'])
-    run.scaler.load_state_dict(content['scaler'])
-    run.scheduler.step_update(content['step'])
-    meter.load_state_dict(content['meter'])
-    return Progress(content['step'], content['history'], content['best'])
+def newest_good(
+    folder: Path, check: Callable[[dict[str, Any], str], None]
+) -> tuple[Path | None, dict[str, Any] | None, dict[Path, str]]:
+    """The newest checkpoint that is whole and passes `check`, and what is wrong with newer ones, by file.
+
+    Without any file there is nothing to continue; with nothing but bad ones the user decides.
+    """
+    bad: dict[Path, str] = {}
+    for path in checkpoints(folder):
+        try:
+            content = read_checkpoint(path)
+            check(content, str(path))
+            return path, content, bad
+        except InputError as error:
+            bad[path] = str(error)
+    if bad:
+        raise InputError('; '.join(bad.values()) + f'; {folder} holds no other checkpoint: remove it to begin anew')
+    return None, None, {}
+
+
+def set_aside(path: Path) -> Path:
+    """Take a bad file out of the generations, so that it does not push a good one out."""
+    target = path.with_name(path.name + '.damaged')
+    os.replace(path, target)
+    return target

@@ -1,10 +1,12 @@
 """The keys of a run, their types, defaults and ranges. Names are timm's wherever timm has one."""
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError
+from .model_kwargs import check_model_kwargs
 
 
 def _key(default: Any = dataclasses.MISSING, *, low=None, high=None, choices=None, free=False) -> Any:
@@ -42,8 +44,8 @@ class Config:
     train_split: str = _key('train')
     val_split: str = _key('validation')
     dataset_download: bool = _key(False, free=True)
-    train_images: int | None = _key(None, low=1)  # expected counts: an incomplete copy is refused
-    val_images: int | None = _key(None, low=1)
+    train_images: int | None = _key(None, low=1, high=2**31 - 1)  # expected counts: an incomplete copy is refused
+    val_images: int | None = _key(None, low=1, high=2**31 - 1)
     workers: int = _key(4, low=0, high=512, free=True)
     pin_mem: bool = _key(True, free=True)
     mean: tuple[float, ...] | None = _key(None)
@@ -56,20 +58,20 @@ class Config:
     ratio: tuple[float, ...] = _key((3 / 4, 4 / 3))
     hflip: float = _key(0.5, low=0, high=1)
     vflip: float = _key(0.0, low=0, high=1)
-    color_jitter: float | None = _key(None, low=0)
+    color_jitter: float | None = _key(None, low=0, high=10)
     aa: str | None = _key(None)
     aug_repeats: int = _key(1, low=1, high=64)
     train_interpolation: str = _key('bicubic', choices=('bicubic', 'bilinear', 'nearest', 'lanczos', 'random'))
     reprob: float = _key(0.0, low=0, high=1)
     remode: str = _key('pixel', choices=('pixel', 'rand', 'const'))
     recount: int = _key(1, low=1, high=64)
-    mixup: float = _key(0.0, low=0)
-    cutmix: float = _key(0.0, low=0)
+    mixup: float = _key(0.0, low=0, high=1000)
+    cutmix: float = _key(0.0, low=0, high=1000)
     mixup_prob: float = _key(1.0, low=0, high=1)
     mixup_switch_prob: float = _key(0.5, low=0, high=1)
     mixup_mode: str = _key('batch', choices=('batch', 'pair', 'elem'))
     mixup_block: int = _key(8, low=2, high=65536)  # images mixed with one another; divides every per-device batch
-    mixup_off_epoch: int = _key(0, low=0)  # from this epoch on no mixing; 0: never off
+    mixup_off_epoch: int = _key(0, low=0, high=1_000_000)  # from this epoch on no mixing; 0: never off
     smoothing: float = _key(0.0, low=0, high=0.999)
 
     # evaluation
@@ -77,7 +79,8 @@ class Config:
     crop_mode: str = _key('center', choices=('center', 'squash', 'border'))
     interpolation: str = _key('bicubic', choices=('bicubic', 'bilinear', 'nearest', 'lanczos'))
     validation_batch_size: int | None = _key(None, low=1, high=65536)
-    val_interval: int = _key(1, low=1)
+    val_interval: int = _key(1, low=1, high=1_000_000)
+    val_limit: int | None = _key(None, low=1, high=2**31 - 1)  # so many validation images, evenly spread; None: all
     eval_metric: str = _key('top1', choices=('top1', 'ema_top1', 'loss', 'ema_loss', 'bpd', 'ema_bpd'))
 
     # batches
@@ -86,22 +89,23 @@ class Config:
 
     # optimization
     epochs: int = _key(300, low=1, high=1_000_000)
-    epoch_steps: int | None = _key(None, low=1)  # steps that count as an epoch; None: one pass over the data
+    epoch_steps: int | None = _key(None, low=1, high=10**9)  # steps that count as an epoch; None: a pass over the data
     opt: str = _key('adamw')
-    lr: float | None = _key(None, low=0)  # the peak, as written: never scaled by the batch
+    lr: float | None = _key(None, low=0, high=1000)  # the peak, as written: never scaled by the batch
     opt_betas: tuple[float, ...] | None = _key(None)
-    opt_eps: float | None = _key(None, low=0)
-    weight_decay: float = _key(0.0, low=0)
+    opt_eps: float | None = _key(None, low=0, high=1)
+    weight_decay: float = _key(0.0, low=0, high=1000)
     momentum: float = _key(0.9, low=0, high=1)
     layer_decay: float | None = _key(None, low=0, high=1)
-    clip_grad: float | None = _key(None, low=0)
+    rel_pos_lr_scale: float = _key(1.0, low=0, high=1000)  # of relative position biases, in units of lr
+    clip_grad: float | None = _key(None, low=0, high=1e9)
     clip_mode: str = _key('norm', choices=('norm', 'value', 'agc'))
     sched: str = _key('cosine', choices=('cosine', 'tanh', 'step', 'poly', 'inverse_sqrt'))
-    warmup_epochs: int = _key(0, low=0)
-    warmup_lr: float = _key(1e-5, low=0)
-    min_lr: float = _key(0.0, low=0)
-    decay_epochs: int = _key(90, low=1)
-    decay_rate: float = _key(0.1, low=0)
+    warmup_epochs: int = _key(0, low=0, high=1_000_000)
+    warmup_lr: float = _key(1e-5, low=0, high=1000)
+    min_lr: float = _key(0.0, low=0, high=1000)
+    decay_epochs: int = _key(90, low=1, high=1_000_000)
+    decay_rate: float = _key(0.1, low=0, high=100)
     model_ema: bool = _key(False)
     model_ema_decay: float = _key(0.9999, low=0, high=1)
     model_ema_warmup: bool = _key(False)
@@ -116,9 +120,18 @@ class Config:
 
     # the run
     seed: int = _key(42, low=0, high=2**63 - 1)
-    log_interval: int = _key(50, low=1)
-    recovery_interval: int = _key(0, low=0, free=True)  # a checkpoint every so many steps besides each epoch's; 0: none
+    log_interval: int = _key(50, low=1, high=10**9)
     tensorboard: bool = _key(False, free=True)
+
+    # faults; docs/reliability.md
+    recovery_interval: int = _key(0, low=0, high=10**9, free=True)  # steps between checkpoints within an epoch; 0: none
+    checkpoint_minutes: float = _key(30.0, low=0, high=1e6, free=True)  # minutes between them; 0: none
+    checkpoint_hist: int = _key(3, low=1, high=1000, free=True)  # how many are kept: last.pt, last-1.pt, ...
+    checkpoint_patience: int = _key(5, low=0, high=1_000_000, free=True)  # failed writes in a row that a run survives
+    max_skipped_steps: int = _key(10, low=1, high=1_000_000, free=True)  # non-finite steps in a row at which it stops
+    max_bad_images: int = _key(100, low=0, high=1_000_000, free=True)  # unreadable training images that it survives
+    max_pixels: int = _key(89_478_485, low=1, high=178_956_970)  # larger images are not decoded; PIL's own limits
+    stall_timeout: float = _key(1800.0, low=1, high=604_800, free=True)  # seconds in one phase until a rank is reported
 
     def __post_init__(self) -> None:
         if self.mixup_block % 2 and self.mixes:
@@ -131,6 +144,11 @@ class Config:
             values = getattr(self, name)
             if values is not None and len(values) != self.in_chans:
                 raise InputError(f'{name} has {len(values)} entries: expected in_chans = {self.in_chans}')
+        if self.std is not None and min(self.std) <= 0:
+            raise InputError(f'std {list(self.std)} must be above 0')
+        counts = re.findall(r'-[nwd](\d+)', self.aa or '')
+        if any(len(count) > 2 or int(count) > 32 for count in counts):
+            raise InputError(f'aa {self.aa} repeats its operations more than 32 times')
         if self.opt_betas is not None and not (len(self.opt_betas) == 2 and all(0 <= b < 1 for b in self.opt_betas)):
             raise InputError(f'opt_betas {list(self.opt_betas)} must be two numbers in [0, 1)')
         if self.eval_metric.startswith('ema_') and not self.model_ema:
@@ -138,6 +156,7 @@ class Config:
         if self.warmup_epochs >= self.epochs and self.warmup_epochs:
             raise InputError(f'warmup_epochs {self.warmup_epochs} must be below epochs {self.epochs}')
         self._check_task()
+        check_model_kwargs(self.model_kwargs)
 
     def _check_task(self) -> None:
         metrics = {'pixel': ('bpd', 'loss'), 'classification': ('top1', 'loss')}[self.task]
@@ -171,6 +190,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """The keys on which results depend and in which two resolved configurations differ, as readable lines."""
     lines = []
     for name, item in FIELDS.items():
-        if not item.metadata['free'] and old.get(name) != new.get(name):
-            lines.append(f'{name}: {old.get(name)} there, {new.get(name)} here')
+        there, here = (values.get(name, item.default) for values in (old, new))  # older files lack newer keys
+        if not item.metadata['free'] and there != here:
+            lines.append(f'{name}: {there} there, {here} here')
     return lines

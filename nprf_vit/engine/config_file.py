@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import math
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Iterable
@@ -16,11 +17,28 @@ from ..errors import InputError, first_line
 from .config import FIELDS, Config
 
 _KINDS = typing.get_type_hints(Config)
+_LARGEST_FILE, _DEEPEST = 2**20, 8  # bytes, levels: a run needs a hundredth and two of these
 _NAMES = {int: 'an integer', float: 'a number', bool: 'true or false', str: 'text', dict: 'a mapping'}
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 1e-5 as a number: YAML 1.1 wants a dot and a signed exponent, or takes it for text."""
+    """SafeLoader that reads 1e-5 as a number: YAML 1.1 wants a dot and a signed exponent, or takes it for text.
+
+    It refuses aliases, by which a few lines become gigabytes, and depths at which Python gives up.
+    """
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or self.depth == _DEEPEST:
+            problem = 'aliases are not read' if isinstance(event, yaml.AliasEvent) else f'more than {_DEEPEST} levels'
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -39,7 +57,13 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     path = Path(path)
     if not path.is_file():
         raise InputError(f'no configuration file {path}')
-    entries = _read_entries(path.read_text(encoding='utf-8'), str(path))
+    if path.stat().st_size > _LARGEST_FILE:
+        raise InputError(f'{path} has {path.stat().st_size} bytes: a configuration has at most {_LARGEST_FILE}')
+    try:
+        text = path.read_text(encoding='utf-8')
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f'cannot read configuration file {path}: {first_line(error)}') from None
+    entries = _read_entries(text, str(path))
     values = {name: _check(name, value, where) for name, (value, where) in entries.items()}
     return _build(values, overrides, str(path))
 
@@ -85,14 +109,15 @@ def _apply_override(values: dict[str, Any], item: str) -> None:
 def _parse_scalar(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader subclass
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise InputError(f'{where}: not a YAML value ({_problem(error)})') from None
 
 
 def _read_entries(text: str, origin: str) -> dict[str, tuple[Any, str]]:
     """Top-level keys with their values and `file:line`, read node by node to keep the lines and see duplicates."""
-    loader = _Loader(text)
+    loader = None
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             raise InputError(f'{origin}: expected a flat mapping of key: value lines')
@@ -102,17 +127,21 @@ def _read_entries(text: str, origin: str) -> dict[str, tuple[Any, str]]:
             name = str(loader.construct_object(key_node))
             if name in entries:
                 raise InputError(f'{where}: the key {name} appears twice, first at {entries[name][1]}')
-            entries[name] = (loader.construct_object(value_node, deep=True), where)
+            try:
+                entries[name] = (loader.construct_object(value_node, deep=True), where)
+            except ValueError as error:  # a date in month 13, an integer of 5000 digits
+                raise InputError(f'{where}: {name} is not a YAML value ({first_line(error)})') from None
         return entries
     except yaml.YAMLError as error:
         mark = getattr(error, 'problem_mark', None)
         line = f':{mark.line + 1}' if mark else ''
         raise InputError(f'{origin}{line}: not valid YAML ({_problem(error)})') from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
-def _problem(error: yaml.YAMLError) -> str:
+def _problem(error: Exception) -> str:
     return getattr(error, 'problem', None) or first_line(error)
 
 
@@ -138,7 +167,7 @@ def _coerce(name: str, value: Any, kind: Any, where: str) -> Any:
         value = float(value)
     if type(value) is not kind:
         hint = ' (quote it: YAML reads yes, no, on and off as true or false)' if isinstance(value, bool) else ''
-        raise InputError(f'{where}: {name} expects {_NAMES[kind]}, got {value!r}{hint}')
+        raise InputError(f'{where}: {name} expects {_NAMES[kind]}, got {reprlib.repr(value)}{hint}')
     if kind is float and not math.isfinite(value):
         raise InputError(f'{where}: {name} expects a finite number, got {value}')
     return value
@@ -149,7 +178,7 @@ def _check_range(name: str, value: Any, where: str) -> None:
     if value is None:
         return
     if limits['choices'] and value not in limits['choices']:
-        raise InputError(f'{where}: {name} {value!r} is none of {", ".join(map(str, limits["choices"]))}')
+        raise InputError(f'{where}: {name} {reprlib.repr(value)} is none of {", ".join(map(str, limits["choices"]))}')
     if limits['low'] is not None and value < limits['low']:
         raise InputError(f'{where}: {name} {value} is below the smallest allowed value {limits["low"]}')
     if limits['high'] is not None and value > limits['high']:

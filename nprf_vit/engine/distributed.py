@@ -2,14 +2,20 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from ..errors import InputError
+from ..processes import die_with_parent
+from .meeting import meet
+from .pulse import Pulse, Watchdog
+
+T = TypeVar('T')
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,8 @@ class Place:
     world: int
     local_rank: int
     device: torch.device
+    store: dist.Store | None = field(default=None, compare=False)  # what ranks tell each other outside collectives
+    pulse: Pulse = field(default_factory=Pulse, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -41,6 +49,37 @@ class Place:
             return flag
         return bool(self.sum(torch.tensor([int(flag)], device=self.device)).item())
 
+    def gather(self, value: T) -> list[T]:
+        """What each rank has, by rank, on all ranks."""
+        if self.world == 1:
+            return [value]
+        everyone: list = [None] * self.world
+        dist.all_gather_object(everyone, value)
+        return everyone
+
+    def from_main(self, work: Callable[[], T]) -> T:
+        """What `work` returns on the main rank, on all ranks. Its InputError too: nobody waits for a rank that left."""
+        if self.world == 1:
+            return work()
+        box: list[Any] = [None, None]
+        if self.is_main:
+            try:
+                box[0] = work()
+            except InputError as error:
+                box[1] = str(error)
+        dist.broadcast_object_list(box, src=0)
+        if box[1] is not None:
+            raise InputError(box[1])
+        return box[0]
+
+    def tell(self, word: str) -> None:
+        """Say something to ranks that are not in a collective operation."""
+        if self.store is not None:
+            self.store.set(word, '1')
+
+    def told(self, word: str) -> bool:
+        return self.store is not None and self.store.check([word])
+
 
 def _choose_device(wanted: str, local_rank: int) -> torch.device:
     if wanted == 'cpu' or (wanted == 'auto' and not torch.cuda.is_available()):
@@ -57,23 +96,40 @@ def _choose_device(wanted: str, local_rank: int) -> torch.device:
 
 
 @contextlib.contextmanager
-def process_group(device: str = 'auto', threads: int | None = None, timeout_minutes: float = 30) -> Iterator[Place]:
-    """Join the group that torchrun's environment describes (NCCL on GPUs, gloo on CPUs), and leave it at the end."""
+def process_group(device: str = 'auto', threads: int | None = None, stall_timeout: float = 1800) -> Iterator[Place]:
+    """Join the group that torchrun's environment describes (NCCL on GPUs, gloo on CPUs), and leave it at the end.
+
+    Args:
+        stall_timeout: Seconds after which a rank that stays in one phase is reported and the process ends.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
+    if 'TORCHELASTIC_RUN_ID' in os.environ:
+        die_with_parent()  # or workers of a killed agent would go on writing beside the group that replaces them
     rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
     local_rank = int(os.environ.get('LOCAL_RANK', 0))
-    place = Place(rank, world, local_rank, _choose_device(device, local_rank))
+    chosen = _choose_device(device, local_rank)
     if world == 1:
-        yield place
+        place = Place(rank, world, local_rank, chosen)
+        with Watchdog(place.pulse, 0, 1, None, stall_timeout):
+            yield place
         return
-    on_gpu = place.device.type == 'cuda'
-    dist.init_process_group(
-        'nccl' if on_gpu else 'gloo',
-        timeout=timedelta(minutes=timeout_minutes),
-        device_id=place.device if on_gpu else None,
-    )
-    try:
-        yield place
-    finally:
-        dist.destroy_process_group()
+    # collectives wait longer than the watchdog, which knows more about who is missing
+    patience = timedelta(seconds=2 * stall_timeout + 60)
+    store, _, _ = next(dist.rendezvous('env://', timeout=patience))
+    store = meet(store, rank, world, patience)
+    place = Place(rank, world, local_rank, chosen, dist.PrefixStore('words', store))
+    with Watchdog(place.pulse, rank, world, dist.PrefixStore('pulse', store.clone()), stall_timeout):
+        on_gpu = chosen.type == 'cuda'
+        dist.init_process_group(
+            'nccl' if on_gpu else 'gloo',
+            store=dist.PrefixStore('group', store),
+            rank=rank,
+            world_size=world,
+            timeout=patience,
+            device_id=chosen if on_gpu else None,
+        )
+        try:
+            yield place
+        finally:
+            dist.destroy_process_group()

@@ -14,6 +14,7 @@ import nprf_vit  # noqa: F401 - registers the models with timm
 
 from ..data.seeding import derive_seed
 from ..errors import InputError, first_line
+from ..layers import RelPosBias
 from .config import Config
 
 _logger = logging.getLogger(__name__)
@@ -102,9 +103,15 @@ def load_fitted(model: nn.Module, weights: dict[str, torch.Tensor], origin: str)
 
 
 def load_exact(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:
-    """Load weights that must be this very model's; nothing is adapted."""
+    """Load weights that must be this very model's; nothing is adapted but the size of an extended bias's window."""
     own = model.state_dict()
-    wrong = [name for name in own if name not in weights or weights[name].shape != own[name].shape]
+    windows = {f'{name}.table' for name, m in model.named_modules() if isinstance(m, RelPosBias) and m.far is not None}
+
+    def fits(name: str) -> bool:
+        here, there = own[name].shape, weights[name].shape
+        return here == there or (name in windows and here[0] == there[0] and len(here) == len(there))
+
+    wrong = [name for name in own if name not in weights or not fits(name)]
     extra = [name for name in weights if name not in own]
     if wrong or extra:
         name = (wrong or extra)[0]

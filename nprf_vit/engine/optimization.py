@@ -11,6 +11,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from ..errors import InputError
+from ..layers import RelPosBias
 from .config import Config
 from .schedule import InverseSqrtLR
 
@@ -20,7 +21,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
         raise InputError('the key lr is missing: the peak learning rate is never guessed, e.g. lr: 1e-3')
     args = {'betas': config.opt_betas, 'eps': config.opt_eps}
     try:
-        return create_optimizer_v2(
+        optimizer = create_optimizer_v2(
             model,
             opt=config.opt,
             lr=config.lr,
@@ -31,6 +32,22 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
         )
     except (ValueError, AssertionError, TypeError) as error:
         raise InputError(f'cannot build optimizer {config.opt}: {error}') from error
+    if config.rel_pos_lr_scale != 1:
+        _scale_bias_lr(optimizer, model, config.rel_pos_lr_scale)
+    return optimizer
+
+
+def _scale_bias_lr(optimizer: torch.optim.Optimizer, model: nn.Module, scale: float) -> None:
+    """Give the relative position biases groups of their own, whose `lr_scale` timm's schedules multiply by."""
+    biases = {id(p) for m in model.modules() if isinstance(m, RelPosBias) for p in m.parameters()}
+    if not biases:
+        raise InputError(f'rel_pos_lr_scale {scale}: {type(model).__name__} has no relative position bias to scale')
+    for group in list(optimizer.param_groups):
+        own = [p for p in group['params'] if id(p) in biases]
+        if own:
+            group['params'] = [p for p in group['params'] if id(p) not in biases]
+            own_group = {**group, 'params': own, 'lr_scale': scale * group.get('lr_scale', 1.0)}
+            optimizer.param_groups.insert(0, own_group)  # in front, because reports read the last group's rate
 
 
 def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> Scheduler:

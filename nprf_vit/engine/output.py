@@ -1,14 +1,18 @@
 """The output folder: whose it is, and the small files in it."""
 
+import contextlib
 import csv
 import json
-import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .atomic import remove_leftovers, write_text
+from .checkpoint import checkpoints
 from .config import Config, differences
 from .config_file import dump_config, load_config
+from .lock import sole_writer
 from .provenance import provenance
 
 
@@ -22,16 +26,18 @@ def check_output(folder: Path, config: Config, resume: str | None) -> None:
                 f'the output folder {folder} belongs to a different configuration ({"; ".join(changed[:8])}): '
                 'choose another with --output'
             )
-    if (folder / 'last.pt').is_file() and not resume:
+    if not resume and checkpoints(folder):
         raise InputError(f'{folder} holds a run already: continue it with --resume auto, or choose another --output')
     if folder.exists() and not folder.is_dir():
         raise InputError(f'the output folder {folder} is a file')
 
 
-def open_output(folder: Path, config: Config, world: int) -> None:
-    """Create the folder and note the configuration and what runs it; main rank only."""
+def open_output(folder: Path, config: Config, world: int, stack: contextlib.ExitStack) -> None:
+    """Create the folder, take its lock on `stack`, note the configuration and what runs it; main rank only."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(sole_writer(folder))
+        remove_leftovers(folder)
         write_text(folder / 'config.yaml', dump_config(config))
         launches = []
         if (folder / 'launches.json').is_file():
@@ -41,11 +47,14 @@ def open_output(folder: Path, config: Config, world: int) -> None:
         raise InputError(f'cannot write to the output folder {folder}: {error}') from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a small file as a whole."""
-    temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-    temporary.write_text(text, encoding='utf-8')
-    os.replace(temporary, path)
+def check_space(folder: Path, needed: int) -> None:
+    """Refuse a disk that could not even take the first checkpoint."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise InputError(
+            f'{folder} has {free / 2**20:.0f} MiB left, and a checkpoint of this run takes {needed / 2**20:.0f} MiB: '
+            'make room, or choose another --output'
+        )
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -59,25 +68,3 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 def read_rows(path: Path) -> list[dict[str, str]]:
     with open(path, newline='', encoding='utf-8') as stream:
         return list(csv.DictReader(stream))
-
-
-class StepLog:
-    """`steps.csv`: a line per logging interval, appended; a continuation first drops what came after its checkpoint."""
-
-    columns = ('step', 'epoch', 'loss', 'lr', 'images_per_s', 'data_wait')
-
-    def __init__(self, path: Path, step: int):
-        kept = []
-        if path.is_file() and step:
-            lines = path.read_text(encoding='utf-8').splitlines(keepends=True)[1:]
-            complete = [line for line in lines if line.endswith('\n') and line.count(',') == len(self.columns) - 1]
-            kept = [line for line in complete if int(line.split(',', 1)[0]) <= step]
-        write_text(path, ','.join(self.columns) + '\n' + ''.join(kept))
-        self.stream = open(path, 'a', encoding='utf-8')  # noqa: SIM115 - lives as long as the run
-
-    def add(self, **row: Any) -> None:
-        self.stream.write(','.join(str(row[name]) for name in self.columns) + '\n')
-        self.stream.flush()
-
-    def close(self) -> None:
-        self.stream.close()

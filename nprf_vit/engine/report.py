@@ -1,7 +1,9 @@
 """What people see: a progress bar, a line per epoch, one table at the end."""
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -70,8 +72,18 @@ class Reporter:
 
     def say(self, text: str) -> None:
         if self.is_main:
-            tqdm.write(text, file=sys.stdout)
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):  # the log may lie on the disk that is full
+                tqdm.write(text, file=sys.stdout)
+                sys.stdout.flush()
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        """Do something on the main rank that the run can do without if the disk refuses it."""
+        if not self.is_main:
+            return
+        try:
+            work()
+        except OSError as error:
+            self.say(f'cannot write to {self.folder}: {error}')
 
     def seconds_left(self, step: int) -> float:
         done = max(step - self.first_step, 1)
@@ -110,7 +122,7 @@ class Reporter:
         if not self.is_main:
             return
         row = history[-1]
-        write_rows(self.folder / 'summary.csv', history)
+        self.attempt(lambda: write_rows(self.folder / 'summary.csv', history))
         self.say(self._epoch_line(row))
         self.last_line = time.perf_counter()
         if self.board is not None:
@@ -139,7 +151,7 @@ class Reporter:
     def draw(self) -> None:
         if self.is_main and curves.available and (self.folder / 'summary.csv').is_file():
             self.last_drawing = time.perf_counter()
-            curves.draw_curves(self.folder / 'summary.csv', self.folder / 'curves.png')
+            self.attempt(lambda: curves.draw_curves(self.folder / 'summary.csv', self.folder / 'curves.png'))
 
     def close(self) -> None:
         self.draw()

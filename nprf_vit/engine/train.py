@@ -1,5 +1,6 @@
 """A training run from its configuration to its last line."""
 
+import contextlib
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +9,15 @@ from typing import Any
 from ..errors import InputError
 from . import curves
 from .build import Training, build_training
-from .checkpoint import Progress, read_checkpoint, restore
+from .checkpoint import set_aside
 from .config import Config
 from .distributed import Place
 from .loop import Loop
 from .meter import LossMeter
-from .output import check_output, open_output, write_rows
+from .output import check_output, check_space, open_output, write_rows
 from .report import results_table
+from .resume import Found, find_checkpoint, restarted
+from .state import Progress, restore
 
 
 def train(
@@ -28,40 +31,52 @@ def train(
 
     Args:
         folder: Output folder, shared by all ranks.
-        resume: 'auto' for the folder's last.pt if it has one, or a checkpoint file.
+        resume: 'auto' for the folder's newest good checkpoint if it has one, or a checkpoint file.
     """
+    if restarted(folder, place):
+        resume = 'auto'
     check_output(folder, config, resume)
     if config.tensorboard and importlib.util.find_spec('tensorboard') is None:
         raise InputError('tensorboard: true needs the package tensorboard: install nprf_vit[tensorboard]')
-    source = _checkpoint_file(folder, resume)
-    content = read_checkpoint(source) if source else None
-    run = build_training(config, place, fresh=content is None)
+    found = find_checkpoint(folder, resume, config, place)
+    place.pulse.enter('starting')  # opening a large data set takes its time
+    run = build_training(config, place, weights=(found.content or {}).get('state_dict'), origin=found.path)
+    place.pulse.enter('starting')
     meter = LossMeter(place)
-    progress = restore(run, meter, content, str(source)) if content else Progress()
-    place.barrier()  # every rank has looked into the folder before one writes to it
-    if place.is_main:
-        open_output(folder, config, place.world)
-        if progress.history:
-            write_rows(folder / 'summary.csv', progress.history)
-    place.barrier()
-    loop = Loop(run, progress, meter, folder, should_stop)
-    loop.report.say(_opening(run, progress, folder))
-    if len(progress.history) == config.epochs:
-        loop.report.say(f'{source} is finished: {config.epochs} epochs, {progress.step} steps; nothing left to do')
-    if not loop.go():
-        loop.report.say(f'stopped at step {progress.step}; continue with --resume auto')
-        return None
+    progress = restore(run, meter, found.content, found.path) if found.content else Progress()
+    with contextlib.ExitStack() as stack:
+        place.barrier()  # every rank has looked into the folder before one writes to it
+        said = place.from_main(lambda: _prepare(run, progress, folder, found, stack))
+        loop = Loop(run, progress, meter, folder, should_stop)
+        loop.saver.last_step = progress.step if found.content else None
+        for text in (*said, _opening(run, progress, folder)):
+            loop.report.say(text)
+        if len(progress.history) == config.epochs:
+            steps = f'{config.epochs} epochs, {progress.step} steps'
+            loop.report.say(f'{found.path} is finished: {steps}; nothing left to do')
+        if not loop.go():
+            loop.report.say(f'stopped at step {progress.step}; {loop.saver.left()}; continue with --resume auto')
+            return None
     loop.report.say(_closing(run, progress, folder))
     return progress.history[-1]
 
 
-def _checkpoint_file(folder: Path, resume: str | None) -> Path | None:
-    if not resume:
-        return None
-    if resume != 'auto':
-        return Path(resume)
-    last = folder / 'last.pt'
-    return last if last.is_file() else None
+def _prepare(run: Training, progress: Progress, folder: Path, found: Found, stack: contextlib.ExitStack) -> list[str]:
+    """The output folder, ours alone, as it was at the checkpoint and with room for the next; returns what to say."""
+    open_output(folder, run.config, run.place.world, stack)
+    check_space(folder, _checkpoint_bytes(run))
+    said = [f'{text}; set aside as {set_aside(path).name}' for path, text in found.passed_over.items()]
+    if progress.history:
+        write_rows(folder / 'summary.csv', progress.history)
+    else:
+        (folder / 'summary.csv').unlink(missing_ok=True)
+    return said
+
+
+def _checkpoint_bytes(run: Training) -> int:
+    """At least: weights, their average, and Adam's two moments; an optimizer with less is not far below."""
+    weights = sum(p.numel() * p.element_size() for p in run.model.state_dict().values())
+    return weights * (3 if run.ema is None else 4)
 
 
 def _opening(run: Training, progress: Progress, folder: Path) -> str:
@@ -83,6 +98,11 @@ def _opening(run: Training, progress: Progress, folder: Path) -> str:
 def _closing(run: Training, progress: Progress, folder: Path) -> str:
     best, name = progress.best, run.config.eval_metric
     lines = [results_table(run.config, progress.history[-1])]
+    if progress.skipped['total']:
+        lines.append(f'{progress.skipped["total"]} steps were skipped for non-finite numbers: skipped_steps.jsonl')
+    if progress.bad_images:
+        lines.append(f'{len(progress.bad_images)} training images could not be read: bad_images.csv')
+        lines += [f'  {text}' for _, text in sorted(progress.bad_images.items())]
     if best:
         lines.append(f'best {name} {best[name]:.4g} after epoch {best["epoch"]}; weights in {folder / "best.pt"}')
     return '\n'.join(lines)

@@ -8,13 +8,13 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError
+from .atomic import write_text
 from .build import build_evaluation
 from .checkpoint import FORMAT, read_checkpoint
 from .config import Config
 from .distributed import Place
 from .evaluate import evaluate
 from .model import build_model, load_exact, load_fitted, load_initial, read_weights
-from .output import write_text
 from .provenance import provenance
 from .report import results_table
 

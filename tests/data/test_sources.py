@@ -15,7 +15,7 @@ from nprf_vit.data.loaders import StreamLoader
 from nprf_vit.data.sources import open_source
 from nprf_vit.data.transforms import eval_transform
 from nprf_vit.engine.config_file import make_config
-from nprf_vit.errors import InputError
+from nprf_vit.errors import BadImage, InputError
 
 from .folders import CLASSES, digit_folder
 
@@ -98,7 +98,7 @@ def test_unreadable_image_is_named_and_not_replaced(tmp_path):
     broken = root / 'val' / 'digit1' / '003.png'
     broken.write_bytes(broken.read_bytes()[:40])
     val = open_split(root, 'validation')
-    with pytest.raises(OSError, match='cannot read image 10 of .*digit1/003.png'):
+    with pytest.raises(BadImage, match='cannot read image 10 of .*digit1/003.png: '):
         val[10]
 
 

@@ -3,12 +3,17 @@
 import os
 import subprocess
 import sys
+import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from nprf_vit.engine.checkpoint import read_checkpoint
 from nprf_vit.engine.config_file import dump_config, make_config
 from nprf_vit.engine.distributed import Place
+from nprf_vit.engine.output import read_rows
 from nprf_vit.engine.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,3 +103,47 @@ TIMING = {'images_per_s', 'data_wait', 'seconds'}
 
 def without_timing(rows: list[dict]) -> list[dict]:
     return [{name: value for name, value in row.items() if name not in TIMING} for row in rows]
+
+
+def state(folder: Path) -> dict:
+    """All of a run's last checkpoint that a continuation must repeat."""
+    content = read_checkpoint(folder / 'last.pt')
+    content['history'] = without_timing(content['history'])
+    content['best'] = without_timing([content['best']])
+    return content
+
+
+def logs(folder: Path) -> list[list[dict]]:
+    return [without_timing(read_rows(folder / name)) for name in ('steps.csv', 'summary.csv')]
+
+
+def assert_same_end(a: Path, b: Path) -> None:
+    """Weights, optimizer, moving average, random generators, best weights and both tables agree to the last bit."""
+    left, right = state(a), state(b)
+    left['config'] = right['config'] = None  # keys on which nothing depends may differ, and only these may
+    assert same(left, right) == []
+    assert logs(a) == logs(b)
+    assert same(*(read_checkpoint(folder / 'best.pt')['state_dict'] for folder in (a, b))) == []
+
+
+def in_child(work: Callable[[], int | None]) -> int:
+    """Run in a forked process, which may die of it; the exit code, negative for a signal."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = work() or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: int = 120) -> None:
+    """For processes of their own, whose progress shows in files only."""
+    for _ in range(seconds * 20):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f'waited {seconds} s for {what}')

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from nprf_vit.data.digits import Digits
+from nprf_vit.engine.build import build_evaluation
 from nprf_vit.engine.evaluate import evaluate
+from nprf_vit.engine.model import build_model
 from nprf_vit.engine.output import read_rows
 from nprf_vit.engine.task import Classification
 from nprf_vit.engine.validate import validate
@@ -136,3 +138,14 @@ def test_real_labels(tmp_path):
 def test_no_weights_is_an_error():
     with pytest.raises(InputError, match='no weights for nprf_deit_tiny: give --checkpoint'):
         validate(small_config(), ONE)
+
+
+def test_part_of_the_images_evenly_spread(tmp_path):
+    assert run_here(tmp_path / 'part', epochs=1, warmup_epochs=0, val_limit=90)['images'] == 90
+    config = small_config(val_limit=90)
+    part = build_evaluation(config, ONE, build_model(config))
+    assert list(part.batches.dataset.source.indices) == list(range(0, 360, 4))
+    more = small_config(val_limit=1000)
+    assert build_evaluation(more, ONE, build_model(more)).num_images == 360  # all there are
+    with pytest.raises(InputError, match='val_limit needs images by index and no real_labels'):
+        build_evaluation(small_config(val_limit=90, real_labels='bundled'), ONE, build_model(config))

@@ -8,7 +8,7 @@ from nprf_vit.engine.model import build_model
 from nprf_vit.engine.validate import validate
 from nprf_vit.errors import InputError
 
-from .running import ONE, run_here, small_config
+from .running import ONE, SMALL, assert_same_end, run_here, small_config
 
 
 def test_from_our_checkpoint_at_another_resolution(tmp_path):
@@ -24,6 +24,28 @@ def test_from_our_checkpoint_at_another_resolution(tmp_path):
     # a continuation does not need the file it started from
     (tmp_path / 'base' / 'best.pt').unlink()
     assert run_here(tmp_path / 'tuned', resume='auto', **start, lr=1e-4)['step'] == tuned['step']
+
+
+def test_an_extended_bias_is_tuned_stopped_continued_and_validated(tmp_path):
+    """The window's size is that of the checkpoint, which no key of the configuration has to repeat."""
+    run_here(tmp_path / 'base', epochs=1, warmup_epochs=0)
+    kwargs = {**SMALL['model_kwargs'], 'rel_pos_extend': 'extend'}
+    start = {
+        'initial_checkpoint': str(tmp_path / 'base' / 'best.pt'),
+        'img_size': 12,
+        'model_kwargs': kwargs,
+        'epochs': 1,
+    }
+    start |= {'warmup_epochs': 0, 'lr': 1e-2}
+    whole = run_here(tmp_path / 'whole', **start)
+    tuned, old = (torch.load(tmp_path / x / 'best.pt', weights_only=True)['state_dict'] for x in ('whole', 'base'))
+    assert tuned['rel_pos_bias.table'].shape[1:] == (7, 7) and tuned['rel_pos_bias.far'].abs().min() > 0
+    assert not torch.equal(tuned['rel_pos_bias.table'], old['rel_pos_bias.table'])
+    assert run_here(tmp_path / 'parts', stop_at=3, **start) is None
+    run_here(tmp_path / 'parts', resume='auto', **start)
+    assert_same_end(tmp_path / 'whole', tmp_path / 'parts')
+    found = validate(small_config(**start), ONE, str(tmp_path / 'whole' / 'last.pt'))
+    assert found['top1'] == whole['top1'] and found['loss'] == whole['loss']
 
 
 def test_other_classes_get_a_fresh_head(tmp_path, caplog):

@@ -6,21 +6,10 @@ import torch
 from nprf_vit.engine.checkpoint import read_checkpoint
 from nprf_vit.engine.output import read_rows
 
-from .running import config_file, launch, run_here, same, without_timing
+from .running import assert_same_end, config_file, launch, logs, run_here, same, state
 
 STEPS = 5  # per epoch
 CALM = {'drop': 0.0, 'drop_path': 0.0, 'log_interval': 1}
-
-
-def state(folder):
-    content = read_checkpoint(folder / 'last.pt')
-    content['history'] = without_timing(content['history'])
-    content['best'] = without_timing([content['best']])
-    return content
-
-
-def logs(folder):
-    return [without_timing(read_rows(folder / name)) for name in ('steps.csv', 'summary.csv')]
 
 
 @pytest.fixture(scope='module')
@@ -35,10 +24,7 @@ def test_stopped_run_ends_the_same(whole, scans, tmp_path, stop_at):
     assert run_here(tmp_path, stop_at=stop_at, **scans) is None
     assert read_checkpoint(tmp_path / 'last.pt')['step'] == stop_at
     assert run_here(tmp_path, resume='auto', **scans)['step'] == 2 * STEPS
-    assert same(state(whole), state(tmp_path)) == []
-    assert logs(whole) == logs(tmp_path)
-    best = [read_checkpoint(folder / 'best.pt')['state_dict'] for folder in (whole, tmp_path)]
-    assert same(*best) == []
+    assert_same_end(whole, tmp_path)
 
 
 def test_comparison_notices_another_seed(whole, scans, tmp_path):
@@ -104,11 +90,12 @@ def test_another_world_size_continues_on_the_same_order(scans, tmp_path):
 
 
 def test_two_processes_stop_together_and_continue_exactly(scans, tmp_path):
-    """One rank asks; both leave at the same step, and the continuation is bitwise that of the undisturbed run."""
+    """One rank gets a signal; both leave at the same step, and the continuation ends as an undisturbed run."""
     file = config_file(tmp_path, **scans)
     launch('train.py', '--config', file, '--output', tmp_path / 'a', processes=2)
-    said = launch('tests/engine/stopping.py', file, tmp_path / 'b', 7, processes=2).stdout
-    assert 'stopped at step 7' in said
+    done = launch('tests/engine/stopping.py', file, tmp_path / 'b', 7, processes=2, expect=1)  # torchrun's own code
+    assert 'stopped at step 7; the last checkpoint is that of step 7' in done.stdout
+    assert 'exitcode  : 75' in done.stderr
     launch('train.py', '--config', file, '--output', tmp_path / 'b', '--resume', 'auto', processes=2)
     assert same(state(tmp_path / 'a'), state(tmp_path / 'b')) == []
     assert logs(tmp_path / 'a') == logs(tmp_path / 'b')
@@ -117,7 +104,7 @@ def test_two_processes_stop_together_and_continue_exactly(scans, tmp_path):
 def test_checkpoint_every_few_steps(scans, tmp_path, monkeypatch):
     saved = []
     monkeypatch.setattr(
-        'nprf_vit.engine.loop.atomic_save', lambda state, path: saved.append((path.name, state['step']))
+        'nprf_vit.engine.saving.save_checkpoint', lambda state, path, *keep: saved.append((path.name, state['step']))
     )
     run_here(tmp_path, recovery_interval=3, **{**scans, 'epochs': 1, 'warmup_epochs': 0})
     assert saved == [('last.pt', 3), ('best.pt', 5), ('last.pt', 5)]

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from nprf_vit.engine.checkpoint import atomic_save
+from nprf_vit.engine.checkpoint import read_checkpoint, save_checkpoint
 from nprf_vit.engine.config_file import load_config
 from nprf_vit.engine.dry_run import dry_run
 from nprf_vit.engine.output import read_rows
@@ -79,16 +79,16 @@ def test_dry_run_needs_no_data(capsys):
 
 def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / 'last.pt'
-    atomic_save({'step': 1}, path)
+    save_checkpoint({'format': 2, 'step': 1}, path)
 
     def full(descriptor):
         raise OSError(28, 'No space left on device')
 
     monkeypatch.setattr(os, 'fsync', full)
     with pytest.raises(OSError, match='No space left'):
-        atomic_save({'step': 2}, path)
+        save_checkpoint({'format': 2, 'step': 2}, path)
     monkeypatch.undo()
-    assert torch.load(path, weights_only=True) == {'step': 1}
+    assert read_checkpoint(path) == {'format': 2, 'step': 1}
     assert [p.name for p in tmp_path.iterdir()] == ['last.pt']
 
 

@@ -1,0 +1,77 @@
+"""Steps without an update and images that cannot be read: counted, written down, and limited."""
+
+from pathlib import Path
+
+from ..errors import RunError
+from .build import Training
+from .line_log import SkipLog
+from .output import write_rows
+from .state import Progress
+from .step import Outcome
+
+
+class Faults:
+    """What went wrong on the way without ending the run. All ranks count alike; the main rank writes."""
+
+    def __init__(self, run: Training, progress: Progress, folder: Path, log: SkipLog | None):
+        self.run, self.progress, self.folder, self.log = run, progress, folder, log
+
+    def note(self, outcome: Outcome) -> list[str]:
+        """Take in a step; returns what is to be said about it. Collective when something is wrong."""
+        said = self._note_skip(outcome)
+        if outcome.bad_images:
+            said += self._note_images(outcome)
+        return said
+
+    def _note_skip(self, outcome: Outcome) -> list[str]:
+        counts, run, step = self.progress.skipped, self.run, self.progress.step
+        if outcome.reason is None:
+            counts['in_a_row'] = 0
+            return []
+        for name in counts:
+            counts[name] += 1
+        suspects = sorted(slot for slots in run.place.gather(outcome.suspects) for slot in slots)
+        images = run.data.indices(step - 1)
+        record = {'step': step, 'reason': outcome.reason, 'images': images}
+        if images is not None:
+            record['suspects'] = [images[slot] for slot in suspects]
+        if self.log is not None:
+            self.log.add(record)
+        return [f'step {step} skipped: non-finite {outcome.reason}; its images are in skipped_steps.jsonl']
+
+    def _note_images(self, outcome: Outcome) -> list[str]:
+        known = self.progress.bad_images
+        found = {int(i): text for notes in self.run.place.gather(outcome.notes) for i, text in map(_split, notes)}
+        new = {index: text for index, text in sorted(found.items()) if index not in known}
+        known |= new
+        return [f'{text}; another training image takes its place' for text in new.values()]
+
+    def check(self) -> None:
+        """Raise when there is too much of it."""
+        counts, config = self.progress.skipped, self.run.config
+        if counts['in_a_row'] >= config.max_skipped_steps:
+            raise RunError(
+                f'{counts["in_a_row"]} steps in a row up to step {self.progress.step} had a non-finite loss or '
+                f'gradient (max_skipped_steps {config.max_skipped_steps}): no update was made from them'
+            )
+        if len(self.progress.bad_images) > config.max_bad_images:
+            raise RunError(
+                f'{len(self.progress.bad_images)} training images cannot be read (max_bad_images '
+                f'{config.max_bad_images}), the last: {list(self.progress.bad_images.values())[-1]}'
+            )
+
+    def write(self) -> None:
+        """skipped_steps.jsonl, continued, and bad_images.csv, anew; without cause neither is there. Main rank only."""
+        if self.log is not None:
+            self.log.flush()
+        path = self.folder / 'bad_images.csv'
+        if not self.progress.bad_images:
+            path.unlink(missing_ok=True)
+            return
+        problems = {index: ' '.join(text.replace(',', ';').split()) for index, text in self.progress.bad_images.items()}
+        write_rows(path, [{'index': index, 'problem': text} for index, text in sorted(problems.items())])
+
+
+def _split(note: str) -> tuple[str, str]:
+    index, _, text = note.partition(' ')
+    return index, text
