@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
-from benchmarks.measure import RESULTS, interleave, peak_memory, ratio, write_csv
-from nprf_vit.ops import choose_backend, draw_projection, feature_map, kernel_attention
-from nprf_vit.ops.toeplitz import padded_size
+from benchmarks.layer import Layer, plain_fft
+from benchmarks.measure import RESULTS, interleave, peak_memory, ratio, save
+from nprf_vit.ops import choose_backend, kernel_attention
+from nprf_vit.ops.cost import fitted_fft_point
 
 M, D = 32, 64
 BOTH = 192**2  # up to here direct and fft are both timed, beyond only the one that auto takes
@@ -69,59 +69,26 @@ QUICK = [Case(12, 2, None, window=0.0), Case(8, 2, None, backward=True), Case(No
 
 def contenders(case: Case) -> dict:
     """Functions of no arguments, SDPA first; ours include the feature maps."""
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(case.batch, case.heads, case.n, D, requires_grad=case.backward) for _ in range(3))
     causal = bool(case.length)
-    shape = (2 * case.n - 1,) if causal else (2 * case.side - 1,) * 2
-    bias = (torch.randn(case.heads, *shape) * 0.02).requires_grad_(case.backward)
-    w = draw_projection(case.heads, M, D)
     grid = None if causal else (case.side, case.side)
-    upstream = torch.randn_like(v)
-
-    def ours(backend, bias=bias, far=None):
-        phi_q = feature_map(q, w, role='query', causal=causal, normalize=True)
-        phi_k = feature_map(k, w, role='key', causal=causal, normalize=True)
-        return kernel_attention(phi_q, phi_k, v, bias, far, grid_size=grid, causal=causal, backend=backend)
-
-    def run(attend, inputs):
-        if case.backward:
-            return lambda: torch.autograd.grad(attend(), inputs, upstream)
-        return torch.no_grad()(attend)
-
+    layer = Layer(grid, case.length, case.batch, case.heads, M, D, causal, case.backward)
     runs = {}
     if case.sdpa and case.side == 14:  # the size at which a float mask is how people add a bias
-        mask = torch.randn(1, case.heads, case.n, case.n)
-        runs['sdpa, float mask'] = run(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), (q, k, v))
+        runs['sdpa, float mask'] = layer.sdpa(torch.randn(1, case.heads, case.n, case.n))
     elif case.sdpa:
-        runs['sdpa'] = run(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal), (q, k, v))
+        runs['sdpa'] = layer.sdpa()
     if causal:
-        mask = torch.randn(1, case.heads, case.n, case.n).masked_fill(
-            torch.ones(case.n, case.n).triu(1) > 0, -torch.inf
-        )
-        runs['sdpa, causal bias mask'] = run(lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), (q, k, v))
-    inputs = (q, k, v, bias)
+        future = torch.ones(case.n, case.n).triu(1) > 0
+        mask = torch.randn(1, case.heads, case.n, case.n).masked_fill(future, -torch.inf)
+        runs['sdpa, causal bias mask'] = layer.sdpa(mask)
     chosen = choose_backend(grid or (1, case.n), M, D, causal, True)
     for backend in ('direct', 'fft'):
         if case.n <= BOTH or backend == chosen:
-            runs[backend] = run(lambda backend=backend: ours(backend), inputs)
-    runs['auto'] = run(lambda: ours('auto'), inputs)
+            runs[backend] = layer.ours(backend)
+    runs['auto'] = layer.ours('auto')
     if case.window is not None:
-        local, far = bias[:, :27, :27].clone(), torch.zeros(case.heads)
-        runs['window, radius 13'] = run(lambda: ours('auto', local, far), inputs)
+        runs['window, radius 13'] = layer.ours_window(13)
     return runs
-
-
-def plain_fft(phi_q, phi_k, v, bias, grid):
-    """The routine public code offers: all M·(D+1) channels at once, padded in both directions."""
-    h, w = grid
-    c = bias.exp()  # K, 2H-1, 2W-1
-    kernel = c.flip(1, 2).roll((1 - h, 1 - w), (1, 2))  # K, 2H-1, 2W-1: offset δ at -δ modulo the size
-    u = phi_k.unsqueeze(-1) * F.pad(v, (0, 1), value=1.0).unsqueeze(-2)  # B, K, N, M, D+1
-    u = u.movedim(2, -1).unflatten(-1, (h, w))  # B, K, M, D+1, H, W
-    f = torch.fft.rfft2(u, s=(2 * h - 1, 2 * w - 1)) * torch.fft.rfft2(kernel)[:, None, None]
-    y = torch.fft.irfft2(f, s=(2 * h - 1, 2 * w - 1))[..., :h, :w].flatten(-2)  # B, K, M, D+1, N
-    sums = torch.einsum('bknm,bkmen->bkne', phi_q, y)
-    return sums[..., :-1] / sums[..., -1:]
 
 
 def against_plain_fft(side: int, rounds: int, bar) -> list[dict]:
@@ -167,16 +134,14 @@ def row(case, n, name, seconds, base, target, peak=None):
 
 
 def constants(rows: list[dict]) -> list[str]:
-    """The FFT_POINT that makes the cost model exact: seconds per point and log2, over seconds per multiply-add."""
+    """The FFT_POINT that makes the cost model exact, at each size where both algorithms were timed."""
     times = {(r['n'], r['contender']): float(r['seconds']) for r in rows if r['case'].endswith('batch 1, forward')}
     lines = []
     for n in sorted({n for n, name in times if name == 'fft' and (n, 'direct') in times}):
-        if round(math.sqrt(n)) ** 2 != n:
-            continue
-        points = math.prod(padded_size(round(math.sqrt(n)), round(math.sqrt(n))))
-        fft = times[n, 'fft'] / (M * (D + 1) * points * math.log2(points))
-        direct = times[n, 'direct'] / (n * n * (M + D + 1))
-        lines.append(f'FFT_POINT at {n} tokens: {fft / direct:.1f}')
+        side = math.isqrt(n)
+        if side**2 == n:
+            point = fitted_fft_point((side, side), M, D, times[n, 'fft'], times[n, 'direct'])
+            lines.append(f'FFT_POINT at {n} tokens: {point:.1f}')
     return lines
 
 
@@ -248,11 +213,7 @@ def main(argv=None) -> None:
             rows += memory(12 if args.quick else 64)
     report(rows)
     print('\n'.join(constants(rows)))
-    output = args.output or (None if args.quick or args.constants else RESULTS)
-    if output:
-        write_csv(output / 'attention.csv', rows)
-        plot(rows, output / 'attention.png')
-        print(f'wrote {output / "attention.csv"} and attention.png')
+    save(args.output or (None if args.quick or args.constants else RESULTS), 'attention', rows, plot)
 
 
 if __name__ == '__main__':

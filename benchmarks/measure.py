@@ -1,14 +1,31 @@
-"""Interleaved timing, peak memory, and result files, shared by all benchmarks."""
+"""Command line, interleaved timing, peak memory, and result files, shared by the benchmarks."""
 
+import argparse
 import csv
 import ctypes
 import gc
+import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 RESULTS = Path(__file__).parent.parent / 'docs' / 'results'
+NO_FIT = 'does not fit'
+
+
+def options(doc: str) -> argparse.ArgumentParser:
+    """The arguments that every benchmark has."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--quick', action='store_true', help='small sizes; writes nothing unless --output says where')
+    parser.add_argument('--output', type=Path, help=f'folder for tables and pictures (default {RESULTS.name} in docs)')
+    return parser
+
+
+def destination(args: argparse.Namespace) -> Path | None:
+    """Where results go; nowhere for a quick run that was not told."""
+    return args.output or (None if args.quick else RESULTS)
 
 
 def interleave(
@@ -41,9 +58,55 @@ def peak_memory(run: Callable) -> float:
     gc.collect()
     ctypes.CDLL('libc.so.6').malloc_trim(0)
     Path('/proc/self/clear_refs').write_text('5')  # resets the high-water mark
-    before = _status('VmRSS')
+    before = resident()
     run()
-    return max(0.0, _status('VmHWM') - before) / 1024
+    return max(0.0, resident(peak=True) - before)
+
+
+def resident(peak: bool = False) -> float:
+    """Megabytes of resident memory of this process, now or at its high-water mark (Linux only)."""
+    key = 'VmHWM:' if peak else 'VmRSS:'
+    lines = Path('/proc/self/status').read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
+
+
+@contextmanager
+def memory_limit(gigabytes: float) -> Iterator[None]:
+    """Makes allocations beyond the limit fail here, before the system picks a victim elsewhere."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 2**30), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def memory_and_time(
+    contenders: dict[str, Callable | str], rounds: int, progress
+) -> tuple[dict[str, float | str], dict[str, list[float]]]:
+    """Peak memory of each contender, which also warms it up, then interleaved times of those that fit.
+
+    A contender may be the reason why there is none; it takes the place of its memory, as NO_FIT does for one that
+    exceeds the limit. Needs rounds + 1 steps of progress for each.
+    """
+    peaks = {}
+    for name, run in contenders.items():
+        peaks[name] = run if isinstance(run, str) else _peak_or_no_fit(run)
+        progress.update()
+    fitting = {name: run for name, run in contenders.items() if not isinstance(peaks[name], str)}
+    progress.update((len(contenders) - len(fitting)) * rounds)
+    return peaks, interleave(fitting, rounds, progress, warm_up=False)
+
+
+def _peak_or_no_fit(run):
+    try:
+        return peak_memory(run)
+    except MemoryError:
+        return NO_FIT
+    except RuntimeError as error:
+        if 'allocate memory' not in str(error):
+            raise
+        return NO_FIT
 
 
 def write_csv(path: Path, rows: list[dict]) -> None:
@@ -54,8 +117,45 @@ def write_csv(path: Path, rows: list[dict]) -> None:
         writer.writerows(rows)
 
 
-def _status(key):
-    for line in Path('/proc/self/status').read_text().splitlines():
-        if line.startswith(key + ':'):
-            return int(line.split()[1])
-    raise RuntimeError(f'/proc/self/status has no {key}')
+def save(output: Path | None, name: str, rows: list[dict], plot: Callable[[list[dict], Path], None]) -> None:
+    """Table and picture of a run, where it is to leave any."""
+    if output is not None:
+        write_csv(output / f'{name}.csv', rows)
+        plot(rows, output / f'{name}.png')
+        print(f'wrote {output / name}.csv and {name}.png')
+
+
+def read_csv(path: Path) -> list[dict]:
+    """Rows that `write_csv` wrote, numbers as numbers; none where there is no file yet."""
+    if not path.exists():
+        return []
+    with path.open(newline='') as file:
+        return [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def _number(text):
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def markdown(rows: list[dict]) -> str:
+    """The rows as a table for docs/."""
+    lines = ['| ' + ' | '.join(map(str, rows[0])) + ' |', '|' + '---|' * len(rows[0])]
+    lines += ['| ' + ' | '.join(str(value) for value in row.values()) + ' |' for row in rows]
+    return '\n'.join(lines)
+
+
+def by_size(rows: list[dict], name: Callable[[dict], str], size: str) -> list[dict]:
+    """A row per contender and a column per size, for docs/: seconds and peak memory, or the reason for none."""
+    sizes = list(dict.fromkeys(row[size] for row in rows))
+    table = {}
+    for row in rows:
+        cell = row['seconds']
+        if row['rounds']:
+            cell = f'{float(row["seconds"]):.3g} s, {float(row["peak_mb"]):.0f} MB'
+        table.setdefault(name(row), dict.fromkeys(sizes, ''))[row[size]] = cell
+    return [{size: contender, **cells} for contender, cells in table.items()]

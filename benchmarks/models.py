@@ -10,7 +10,7 @@ import resource
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import timm
@@ -18,46 +18,70 @@ import torch
 from tqdm import tqdm
 
 import nprf_vit  # noqa: F401  registers the models
-from benchmarks.measure import RESULTS, interleave, ratio, write_csv
+from benchmarks.measure import NO_FIT, RESULTS, interleave, ratio, read_csv, resident, save
 
 OURS, DEIT, RELPOS = 'nprf_deit_base', 'deit_base_patch16_224', 'vit_relpos_base_patch16_224'
+EXTENDED = 'nprf_deit_base extended'  # the 14x14 table of 224 px as a window, a constant beyond it
+SWIN = 'swin_base_patch4_window7_224'  # attends within 7x7 windows only: linear in the pixels, and another model
 SMALL = {'embed_dim': 192, 'num_heads': 3, 'depth': 2}
-NO_FIT = 'does not fit'
+SMALL_SWIN = {'embed_dim': 32, 'num_heads': (1, 2, 4, 8), 'depths': (1, 1, 1, 1)}
 
 
 @dataclass
 class Case:
-    """One resolution; `targets` are the least throughputs of ours relative to a peer that the project promises."""
+    """One resolution; without warm-up where a single forward takes minutes."""
 
     pixels: int
     batch: int
     rounds: int
-    targets: dict[str, float]
+    models: tuple[str, ...] = (OURS, EXTENDED, DEIT, RELPOS, SWIN)
     training: bool = False
-    models: tuple[str, ...] = (OURS, DEIT, RELPOS)
 
     @property
     def mode(self) -> str:
         return 'training' if self.training else 'inference'
 
+    @property
+    def calls(self) -> int:
+        """Calls of the progress bar."""
+        return len(self.models) * (1 + self.rounds + (self.rounds > 1))
+
 
 FULL = [
-    Case(224, 8, 15, {DEIT: 0.97}),
-    Case(224, 8, 9, {DEIT: 0.93}, training=True, models=(OURS, DEIT)),
-    Case(384, 1, 9, {}),
-    Case(512, 1, 9, {RELPOS: 1.0}),
-    Case(768, 1, 5, {}),
-    Case(1024, 1, 3, {RELPOS: 2.0}),
-    Case(1536, 1, 1, {}),
-    Case(2048, 1, 1, {}),
+    Case(224, 8, 15, (OURS, DEIT, RELPOS, SWIN)),
+    Case(224, 8, 9, (OURS, DEIT, RELPOS, SWIN), training=True),
+    Case(384, 1, 9),
+    Case(512, 1, 9),
+    Case(768, 1, 5),
+    Case(1024, 1, 3),
+    Case(1536, 1, 1),
+    Case(2048, 1, 1),
 ]
-QUICK = [Case(64, 2, 3, {}), Case(64, 2, 3, {}, training=True, models=(OURS, DEIT)), Case(128, 1, 3, {})]
+QUICK = [
+    Case(64, 2, 3, (OURS, DEIT, RELPOS, SWIN)),
+    Case(64, 2, 3, (OURS, DEIT, RELPOS, SWIN), training=True),
+    Case(128, 1, 3),
+]
+# what the project promises: model, peer, pixels, mode, at least so many times the peer's throughput
+SPEED = [
+    (OURS, DEIT, 224, 'inference', 0.97),
+    (OURS, DEIT, 224, 'training', 0.93),
+    (OURS, RELPOS, 512, 'inference', 1.0),
+    (OURS, RELPOS, 1024, 'inference', 2.0),
+    (EXTENDED, DEIT, 2048, 'inference', 3.0),
+]
+# and model, pixels, at most so many MB for a forward
+MEMORY = [(OURS, 1024, 3000), (OURS, 2048, 8000), (EXTENDED, 2048, 4000)]
 
 
 def build(name: str, case: Case, small: bool):
     """A function of no arguments that runs one step of the model."""
     torch.manual_seed(0)
-    model = timm.create_model(name, img_size=case.pixels, **(SMALL if small else {})).train(case.training)
+    shrunk = SMALL_SWIN if name == SWIN else SMALL
+    options = {'img_size': case.pixels, **(shrunk if small else {})}
+    if name == EXTENDED:
+        options.update(rel_pos_extend='extend', rel_pos_size=4 if small else 14)
+    model = timm.create_model(name.split()[0], **options).train(case.training)
     image = torch.randn(case.batch, 3, case.pixels, case.pixels)
 
     def step():
@@ -76,21 +100,13 @@ def limit_memory(gigabytes: float) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 2**30),) * 2)
 
 
-def status(key: str) -> float:
-    """Megabytes that the kernel reports for this process."""
-    for line in Path('/proc/self/status').read_text().splitlines():
-        if line.startswith(key + ':'):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f'/proc/self/status has no {key}')
-
-
 def measure_memory(name: str, case: Case, small: bool) -> float:
     """Megabytes at the peak of one step, weights included, libraries not; for a process that does nothing else."""
-    before = status('VmRSS')
+    before = resident()
     step = build(name, case, small)
     Path('/proc/self/clear_refs').write_text('5')  # forget the peak of building
     step()
-    return status('VmHWM') - before
+    return resident(peak=True) - before
 
 
 def memory_in_child(name: str, index: int, args) -> float | None:
@@ -113,21 +129,28 @@ def run_case(index: int, case: Case, args, progress) -> list[dict]:
         progress.update()
     progress.set_description(f'{case.pixels} px {case.mode}, time')
     steps = {name: build(name, case, args.quick) for name in case.models if memory[name] is not None}
-    seconds = interleave(steps, case.rounds, progress)
-    progress.update((case.rounds + 1) * (len(case.models) - len(steps)))
+    seconds = interleave(steps, case.rounds, progress, warm_up=case.rounds > 1)
+    progress.update((case.rounds + (case.rounds > 1)) * (len(case.models) - len(steps)))
     rows = []
     for name in case.models:
         row = {'pixels': case.pixels, 'batch': case.batch, 'mode': case.mode, 'model': name}
+        row.update(seconds=NO_FIT, images_per_second='', speed_over_deit='', speed_over_relpos='', peak_mb=NO_FIT)
         if name in seconds:
             row['seconds'] = round(statistics.median(seconds[name]), 4)
             row['images_per_second'] = round(case.batch / statistics.median(seconds[name]), 3)
-            row['ours_over_this'] = round(ratio(seconds, name, OURS), 3)
             row['peak_mb'] = round(memory[name])
-        else:
-            row.update(seconds=NO_FIT, images_per_second='', ours_over_this='', peak_mb=NO_FIT)
-        row['target'] = case.targets.get(name, '')
+            for key, peer in (('speed_over_deit', DEIT), ('speed_over_relpos', RELPOS)):
+                if peer in seconds:
+                    row[key] = round(ratio(seconds, peer, name), 3)
         rows.append(row)
     return rows
+
+
+def merge(old: list[dict], new: list[dict]) -> list[dict]:
+    """Rows of earlier runs, replaced where there are new ones, in the order of resolutions."""
+    done = {(r['pixels'], r['mode'], r['model']) for r in new}
+    kept = [r for r in old if (r['pixels'], r['mode'], r['model']) not in done]
+    return sorted(kept + new, key=lambda r: (r['pixels'], r['mode']))
 
 
 def plot(rows: list[dict], path: Path) -> None:
@@ -166,13 +189,20 @@ def report(rows: list[dict]) -> None:
     for r in rows:
         speed = f'{r["images_per_second"]:>9} img/s' if r['seconds'] != NO_FIT else f'{NO_FIT:>15}'
         line = f'{r["pixels"]:>5} px {r["mode"]:>9}  {r["model"]:<28}{speed}  {r["peak_mb"]:>12} MB'
-        if r['ours_over_this'] != '' and r['model'] != OURS:
-            line += f'   ours {r["ours_over_this"]:.2f}x as fast'
-            if r['target'] != '':
-                line += f' (target {r["target"]}: {"kept" if r["ours_over_this"] >= r["target"] else "MISSED"})'
-        print(line)
-    peak = {(r['model'], r['pixels']): r['peak_mb'] for r in rows if r['mode'] == 'inference'}
-    ours, theirs = peak.get((OURS, 1024)), peak.get((RELPOS, 1024))
+        print(line + f'   {r["speed_over_deit"]:>6}x deit  {r["speed_over_relpos"]:>6}x relpos')
+    found = {(r['model'], r['pixels'], r['mode']): r for r in rows}
+    for model, peer, pixels, mode, least in SPEED:
+        row = found.get((model, pixels, mode))
+        if row is not None:
+            speed = row['speed_over_deit' if peer == DEIT else 'speed_over_relpos']
+            said = 'peer does not fit' if speed == '' else 'kept' if speed >= least else 'MISSED'
+            print(f'{pixels} px {mode}, {model}: {speed}x the throughput of {peer} (target {least}: {said})')
+    for model, pixels, most in MEMORY:
+        if (model, pixels, 'inference') in found:
+            peak = found[model, pixels, 'inference']['peak_mb']
+            said = 'kept' if peak != NO_FIT and peak <= most else 'MISSED'
+            print(f'{pixels} px, {model}: {peak} MB (target {most}: {said})')
+    ours, theirs = (found.get((name, 1024, 'inference'), {}).get('peak_mb') for name in (OURS, RELPOS))
     if ours and theirs:
         share = 0.0 if theirs == NO_FIT else ours / theirs
         print(f'peak memory at 1024 px: {share:.2f}x of {RELPOS} (target 0.5: {"kept" if share <= 0.5 else "MISSED"})')
@@ -181,7 +211,9 @@ def report(rows: list[dict]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--quick', action='store_true', help='small models and images')
-    parser.add_argument('--max-pixels', type=int, default=2048, help='leave out larger images')
+    parser.add_argument('--min-pixels', type=int, default=0, help='leave out smaller images; their rows stay')
+    parser.add_argument('--max-pixels', type=int, default=2048, help='leave out larger images; their rows stay')
+    parser.add_argument('--add', metavar='MODEL', help='only this model, beside DeiT; the rows of the others stay')
     parser.add_argument('--limit', type=float, default=16.0, help='memory in GB beyond which a model does not fit')
     parser.add_argument('--output', type=Path, help='directory for models.csv and models.png')
     parser.add_argument('--child', nargs=2, metavar=('MODEL', 'CASE'), help=argparse.SUPPRESS)
@@ -191,17 +223,19 @@ def main() -> None:
     if args.child:
         print(json.dumps(measure_memory(args.child[0], cases[int(args.child[1])], args.quick)))
         return
-    chosen = [(i, c) for i, c in enumerate(cases) if c.pixels <= args.max_pixels]
+    chosen = [(i, c) for i, c in enumerate(cases) if args.min_pixels <= c.pixels <= args.max_pixels]
+    if args.add:
+        chosen = [(i, replace(c, models=(args.add, DEIT))) for i, c in chosen if args.add in c.models]
     rows = []
-    with tqdm(total=sum(len(c.models) * (c.rounds + 2) for _, c in chosen)) as progress:
+    with tqdm(total=sum(c.calls for _, c in chosen)) as progress:
         for index, case in chosen:
             rows += run_case(index, case, args, progress)
-    report(rows)
+    rows = [r for r in rows if args.add in (None, r['model'])]
     output = args.output or (None if args.quick else RESULTS)
     if output is not None:
-        write_csv(output / 'models.csv', rows)
-        plot(rows, output / 'models.png')
-        print(f'wrote {output / "models.csv"} and models.png')
+        rows = merge(read_csv(output / 'models.csv'), rows)
+    report(rows)
+    save(output, 'models', rows, plot)
 
 
 if __name__ == '__main__':

@@ -10,23 +10,31 @@ from torch.utils.flop_counter import FlopCounterMode
 import nprf_vit  # noqa: F401  registers the models
 
 
-def attend_flops(phi_q, phi_k, v, bias, *args, **kwargs) -> int:
+def attend_flops(phi_q, phi_k, v, bias, far, height, width, causal, *args, **kwargs) -> int:
     """Of the attention op, whose shapes these are: N²(M+D+1) multiply-adds per head, or 2NM(D+1) without a bias."""
     batch, heads, n, m = phi_q
     d = v[-1]
     macs = n * n * (m + d + 1) if bias is not None else 2 * n * m * (d + 1)  # what `auto` takes at 224 px
+    if causal and bias is not None:
+        macs //= 2
     return 2 * batch * heads * macs
 
 
-def count(name: str, pixels: int = 224) -> tuple[float, float]:
-    """Millions of parameters and billions of multiply-adds per image; shapes only, nothing is computed."""
-    with torch.device('meta'):
-        model = timm.create_model(name, img_size=pixels).eval()
-        image = torch.empty(1, 3, pixels, pixels)
+def count_flops(model: torch.nn.Module, image: torch.Tensor) -> tuple[int, int]:
+    """Of one forward pass: all, and those of the attention op; on the meta device nothing is computed."""
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.nprf_vit.attend: attend_flops})
     with counter, torch.no_grad():
         model(image)
-    return sum(p.numel() for p in model.parameters()) / 1e6, counter.get_total_flops() / 2e9
+    counts = counter.get_flop_counts()['Global']
+    return counter.get_total_flops(), sum(n for op, n in counts.items() if 'attend' in str(op))
+
+
+def count(name: str, pixels: int = 224) -> tuple[float, float]:
+    """Millions of parameters and billions of multiply-adds per image."""
+    with torch.device('meta'):
+        model = timm.create_model(name, img_size=pixels).eval()
+        flops, _ = count_flops(model, torch.empty(1, 3, pixels, pixels))
+    return sum(p.numel() for p in model.parameters()) / 1e6, flops / 2e9
 
 
 def main() -> None:

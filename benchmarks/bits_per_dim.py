@@ -1,0 +1,71 @@
+"""The order of the paper's ImageNet32 table at small scale: bits per dimension of 8×8 digits, same budget for all.
+
+python -m benchmarks.bits_per_dim            scikit-learn's digits; writes docs/results/bits_per_dim.csv and .png
+python -m benchmarks.bits_per_dim --quick    tiny models, a few steps
+"""
+
+import sys
+from pathlib import Path
+
+from benchmarks.histogram import histogram_bits
+from benchmarks.pictures import dots
+from benchmarks.runs import PIXEL, Lab, Run, Table, main, said
+
+SEEDS = 3
+BUDGET = ('epochs=16',)  # of 44 steps of 32 images; the demonstration in docs/pixel.md has 40
+
+# positions as in the paper's rows: a bias without absolute positions, or absolute positions without a bias
+VARIANTS = {
+    'nprf_bias': ('model_kwargs.pos_embed=none',),
+    'prf': ('model=prf_pixel_imagenet32',),
+    'softmax': ('model=softmax_pixel_imagenet32', 'model_kwargs.rel_pos=none'),
+    'softmax_bias': ('model=softmax_pixel_imagenet32', 'model_kwargs.pos_embed=none'),
+    'nprf_bias_abs': (),
+}
+LABELS = {
+    'nprf_bias': 'NPRF with bias',
+    'prf': 'PRF',
+    'softmax': 'softmax',
+    'softmax_bias': 'softmax with bias',
+    'nprf_bias_abs': 'NPRF with bias\n+ absolute',
+}
+
+
+def pixel_runs(variant: str) -> list[Run]:
+    changes = (*VARIANTS[variant], *BUDGET)
+    return [Run(f'pixel_{variant}', s, (*changes, f'model_kwargs.seed={s}'), PIXEL) for s in range(SEEDS)]
+
+
+def experiment(lab: Lab) -> None:
+    with lab.table('bits_per_dim', report, plot) as table:
+        lab.fill(table, [run for name in VARIANTS for run in pixel_runs(name)], ('ema_bpd', 'ema_bpd_se', 'bpd'))
+
+
+def report(table: Table) -> list[dict]:
+    """Mean ± deviation between runs of every model there is so far."""
+    rows = []
+    for name, label in LABELS.items():
+        bits = table.values('ema_bpd', variant=f'pixel_{name}')
+        if bits:
+            rows.append({'model': label.replace('\n', ' '), 'bits/dim': said(bits, 3), 'runs': len(bits)})
+    return rows
+
+
+def plot(table: Table, path: Path) -> None:
+    """Bits per dimension of every run, and of a histogram per pixel."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.8), layout='constrained')
+    axes = figure.subplots()
+    for x, name in enumerate(VARIANTS):
+        dots(axes, x, table.values('ema_bpd', variant=f'pixel_{name}'))
+    axes.axhline(histogram_bits()[0], color='grey', ls='--', label='histogram per pixel')
+    axes.set_xticks(range(len(LABELS)), list(LABELS.values()))
+    axes.set(ylabel='bits/dim (lower is better)')
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == '__main__':
+    sys.exit(main(__doc__, experiment))

@@ -1,0 +1,86 @@
+"""GPU-days that each configuration should take, an estimate from its operations; no GPU is needed to make it.
+
+python -m benchmarks.budget            every table row; seconds; writes docs/results/budget.csv
+python -m benchmarks.budget --quick    one row; writes nothing unless --output says where
+
+On the machine itself `train.py --config FILE --dry-run` measures instead.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import nprf_vit  # noqa: F401  registers the models
+from benchmarks.measure import destination, markdown, options, write_csv
+from benchmarks.zoo import count_flops
+from nprf_vit.engine.config import Config
+from nprf_vit.engine.config_file import load_config
+from nprf_vit.engine.model import build_model
+
+ROOT = Path(__file__).parent.parent
+BACKWARD = 3.0  # forward and backward of a matrix product, in units of the forward
+ATTEND_BACKWARD = {True: 322 / 97, False: 3.5}  # with a bias 1 + (3M+2D+1)/(M+D+1) at M=32, D=64; without 1 + 5/2
+# Share of the peak that training keeps up. DeiT's authors report 53 hours on one node of 8 GPUs for DeiT-base: if those
+# are V100s, 0.21 by this count.
+SUSTAINED = 0.2
+
+
+@dataclass
+class Gpu:
+    """Peak rates of matrix products, TFLOP/s, from the maker's data sheet."""
+
+    name: str
+    half: float
+    single: float  # attention sums in float32, TF32 off
+
+    def days(self, half_flops: float, single_flops: float) -> float:
+        seconds = (half_flops / self.half + single_flops / self.single) / (SUSTAINED * 1e12)
+        return seconds / 86400
+
+
+GPUS = [Gpu('V100', 125.0, 15.7), Gpu('A100', 312.0, 19.5), Gpu('H100', 989.0, 67.0)]
+
+
+def images(config: Config) -> int:
+    """Images that the whole schedule passes through the model."""
+    steps = config.epoch_steps or config.train_images // config.global_batch
+    return config.epochs * steps * config.global_batch
+
+
+def estimate(path: Path) -> dict:
+    """One row: operations of one image, of the schedule, and GPU-days."""
+    config = load_config(path)
+    with torch.device('meta'):
+        model = build_model(config, fresh=False).eval()
+        if config.task == 'pixel':
+            image = torch.zeros(1, 3, *model.img_size, dtype=torch.uint8)
+        else:
+            image = torch.empty(1, config.in_chans, config.img_size, config.img_size)
+    total, attend = count_flops(model, image)
+    biased = any('rel_pos_bias' in name for name, _ in model.named_parameters())
+    seen = images(config)
+    half, single = BACKWARD * (total - attend) * seen, ATTEND_BACKWARD[biased] * attend * seen
+    row = {
+        'config': str(path.relative_to(ROOT)),
+        'images': seen,
+        'gflop_per_image': f'{total / 1e9:.1f}',
+        'of_it_attention_op': f'{attend / 1e9:.2f}',
+        'training_exaflop': f'{(half + single) / 1e18:.1f}',
+    }
+    return row | {f'{gpu.name}_days': f'{gpu.days(half, single):.1f}' for gpu in GPUS}
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = options(__doc__).parse_args(argv)
+    paths = sorted(ROOT.glob('configs/imagenet*/*.yaml'))
+    rows = [estimate(path) for path in (paths[:1] if args.quick else paths)]
+    print(markdown(rows))
+    output = destination(args)
+    if output:
+        write_csv(output / 'budget.csv', rows)
+        print(f'wrote {output / "budget.csv"}')
+
+
+if __name__ == '__main__':
+    main()

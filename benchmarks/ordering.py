@@ -1,0 +1,71 @@
+"""The order of the paper's image table at small scale, and what moves it: positions, bias, learning rate, length.
+
+python -m benchmarks.ordering --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/ordering.csv and .png
+python -m benchmarks.ordering --quick           tiny models on the embedded digits
+"""
+
+import sys
+from pathlib import Path
+
+from benchmarks.pictures import dots
+from benchmarks.runs import Lab, Table, main, said
+from benchmarks.variants import LABELS, long_runs, runs
+
+SEEDS, FACTOR_SEEDS, LONG_SEEDS = 3, 2, 1
+
+# one factor at a time: positions, bias per layer, its learning rate
+FACTORS = {
+    'nprf_no_positions': 'NPRF, no positions at all',
+    'nprf': 'NPRF, absolute',
+    'nprf_bias': 'NPRF, shared bias',
+    'nprf_bias_abs': 'NPRF, shared bias + absolute',
+    'nprf_layer': 'NPRF, bias per layer',
+    'nprf_layer_abs': 'NPRF, bias per layer + absolute',
+    'nprf_bias_fast': 'NPRF, shared bias, its rate ×10',
+    'nprf_bias_fast_abs': 'NPRF, shared bias ×10 + absolute',
+}
+
+
+def experiment(lab: Lab) -> None:
+    chosen = [run for name in LABELS for run in runs(name, SEEDS)]
+    factors = [run for name in FACTORS if name not in LABELS for run in runs(name, FACTOR_SEEDS)]
+    chosen += sorted(factors, key=lambda run: run.seed)  # one run of each before the second of any
+    chosen += [run for name in LABELS for run in long_runs(name, LONG_SEEDS)]
+    with lab.table('ordering', report, plot) as table:
+        lab.fill(table, chosen, ('top1', 'loss'))
+
+
+def report(table: Table) -> list[dict]:
+    """Mean ± deviation between runs of every model there is so far."""
+    rows = []
+    for name, label in (LABELS | FACTORS).items():
+        tops, longer = table.values('top1', variant=name), table.values('top1', variant=f'{name}_long')
+        if tops:
+            row = {'model': label, 'top-1': said(tops), 'runs': len(tops)}
+            rows.append({**row, 'three times as long': said(longer) if longer else ''})
+    return rows
+
+
+def plot(table: Table, path: Path) -> None:
+    """Left the table's four models, short and long; right one factor at a time."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout='constrained')
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
+    for x, name in enumerate(LABELS):
+        dots(left, x, table.values('top1', variant=name), label='' if x else '600 steps')
+        dots(left, x + 0.25, table.values('top1', variant=f'{name}_long'), 'C1', '' if x else '1800 steps')
+    left.set_xticks(range(len(LABELS)), [label.replace(' ', '\n', 1) for label in LABELS.values()])
+    left.legend()
+    left.set(ylabel='top-1, %', title="the image table's models")
+    for y, name in enumerate(FACTORS):
+        dots(right, len(FACTORS) - y, table.values('top1', variant=name), across=True)
+    right.set_yticks([len(FACTORS) - y for y in range(len(FACTORS))], list(FACTORS.values()))
+    right.set(xlabel='top-1, %', title='one factor at a time')
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == '__main__':
+    sys.exit(main(__doc__, experiment))

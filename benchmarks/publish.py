@@ -1,0 +1,52 @@
+"""Make of a finished run what others need to check its number: weights, configuration, history, checksums.
+
+python -m benchmarks.publish --run output/fashion_mnist --output docs/results/fashion_mnist
+"""
+
+import argparse
+import hashlib
+import shutil
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from nprf_vit.engine.checkpoint import read_checkpoint
+from nprf_vit.engine.config_file import dump_config, load_config, override
+
+WEIGHTS, SUMS = 'model.safetensors', 'SHA256SUMS'
+
+
+def publish(run: Path, output: Path) -> dict[str, float]:
+    """Copy the better of the best checkpoint's weights and their moving average; returns its metrics."""
+    best = read_checkpoint(run / 'best.pt')
+    metrics = best['metrics']
+    average = metrics.get('ema_top1', -1.0) > metrics['top1']
+    weights = best['state_dict_ema' if average else 'state_dict']
+    output.mkdir(parents=True, exist_ok=True)
+    note = {'epoch': str(metrics['epoch']), 'weights': 'moving average' if average else 'last step of the epoch'}
+    save_file({name: w.contiguous() for name, w in weights.items()}, output / WEIGHTS, metadata=note)
+    config = override(load_config(run / 'config.yaml'), data_dir=None)  # a folder of this machine only
+    (output / 'config.yaml').write_text(dump_config(config), encoding='utf-8')
+    shutil.copyfile(run / 'summary.csv', output / 'summary.csv')
+    (output / SUMS).write_text(''.join(f'{digest(output / name)}  {name}\n' for name in (WEIGHTS, 'config.yaml')))
+    return {name: metrics[('ema_' if average else '') + name] for name in ('top1', 'top5', 'loss')}
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--run', type=Path, required=True, help='output folder of train.py')
+    parser.add_argument('--output', type=Path, required=True, help='folder to publish')
+    args = parser.parse_args(argv)
+    metrics = publish(args.run, args.output)
+    print(', '.join(f'{name} {value:.4f}' for name, value in metrics.items()))
+    size = (args.output / WEIGHTS).stat().st_size / 1e6
+    print(f'{size:.2f} MB; check with')
+    print(f'python validate.py --config {args.output}/config.yaml --checkpoint {args.output}/{WEIGHTS} --data-dir DIR')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,42 @@
+"""The models that the small experiments compare, by name: what each sets in configs/fashion_12px.yaml."""
+
+from benchmarks.runs import Run
+
+NO_BIAS, PLAIN, SOFTMAX = 'model_kwargs.rel_pos=none', 'model_kwargs.normalize=false', 'model_kwargs.kernel=softmax'
+ABSOLUTE, PER_LAYER, FAST_BIAS = 'model_kwargs.pos_embed=learn', 'model_kwargs.rel_pos=layer', 'rel_pos_lr_scale=10'
+LONG = 'epochs=18'  # of 100 steps, three times the file's
+
+# the models with a bias have no absolute positions and those without have learned ones, unless said
+VARIANTS = {
+    'softmax': (SOFTMAX, PLAIN, NO_BIAS),
+    'prf': (PLAIN, NO_BIAS),
+    'nprf': (NO_BIAS,),
+    'nprf_bias': (),
+    'nprf_bias_abs': (ABSOLUTE,),
+    'nprf_bias_fast': (FAST_BIAS,),
+    'nprf_bias_fast_abs': (FAST_BIAS, ABSOLUTE),
+    'nprf_layer': (PER_LAYER,),
+    'nprf_layer_abs': (PER_LAYER, ABSOLUTE),
+    'nprf_no_positions': (NO_BIAS, 'model_kwargs.pos_embed=none'),
+    'softmax_bias': (SOFTMAX, PLAIN),
+    'nsoftmax': (SOFTMAX, NO_BIAS),
+    'nsoftmax_bias': (SOFTMAX,),
+}
+
+# what the models of the paper's image table are called in pictures
+LABELS = {'softmax': 'softmax', 'prf': 'PRF', 'nprf': 'NPRF without bias', 'nprf_bias': 'NPRF with bias'}
+
+DEIT = (
+    'model=deit_tiny_patch16_224',
+    'model_kwargs={patch_size: 2, embed_dim: 64, depth: 4, num_heads: 4, mlp_ratio: 2}',
+)
+
+
+def runs(variant: str, seeds: int, *more: str, suffix: str = '') -> list[Run]:
+    """Runs of a variant that differ in initialization, order of the images and random features."""
+    changes = (*VARIANTS[variant], *more)
+    return [Run(variant + suffix, s, (*changes, f'model_kwargs.seed={s}')) for s in range(seeds)]
+
+
+def long_runs(variant: str, seeds: int) -> list[Run]:
+    return runs(variant, seeds, LONG, suffix='_long')

@@ -1,0 +1,219 @@
+"""Is this installation sound, and which algorithm wins on this machine?
+
+python -m nprf_vit.doctor            every backend against the dense oracle, then timed over sizes
+python -m nprf_vit.doctor --quick    the same checks, small sizes
+
+# B batch, K heads, N tokens, M features, D head dim, H×W grid
+"""
+
+import argparse
+import itertools
+import math
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import timm
+import torch
+from tqdm import tqdm
+
+from .errors import first_line
+from .ops import cost, draw_projection, feature_map, kernel_attention, reference
+from .version import __version__
+
+# What docs/backends.md promises: of Σ_j a_ij|v_j| on every output element, and of the norm of each gradient.
+OUTPUT = {torch.float32: 1e-3, torch.float64: 1e-8}
+GRADIENT = {torch.float32: 2e-3, torch.float64: 1e-6}
+BATCH, HEADS, M, D = 2, 2, 8, 6  # of the checks
+TIMED_HEADS, TIMED_M, TIMED_D, RADIUS = 4, 32, 64, 13
+OPTIONAL = 'flex'  # needs a compiler that not every machine has; auto never takes it
+
+
+@dataclass
+class Case:
+    """Inputs of one check, and the backends that serve them."""
+
+    name: str
+    backends: tuple[str, ...]
+    grid: tuple[int, int] | None = None
+    n: int = 0
+    offsets: tuple[int, ...] = ()  # shape of the bias table
+    far: bool = False
+    causal: bool = False
+
+    def tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """φ(q), φ(k), v and, if the case has them, bias and far; on the CPU."""
+        generator = torch.Generator().manual_seed(0)
+        n = self.n or math.prod(self.grid)
+        q, k, v = torch.randn(3, BATCH, HEADS, n, D, generator=generator, dtype=torch.float64)
+        w = draw_projection(HEADS, M, D)
+        options = {'causal': self.causal, 'normalize': True}
+        tensors = {
+            'phi_q': feature_map(q, w, role='query', **options),
+            'phi_k': feature_map(k, w, role='key', **options),
+            'v': v,
+        }
+        if self.offsets:
+            tensors['bias'] = torch.randn(HEADS, *self.offsets, generator=generator, dtype=torch.float64) / 2
+        if self.far:
+            tensors['far'] = torch.zeros(HEADS, dtype=torch.float64)
+        return {name: x.to(dtype) for name, x in tensors.items()}
+
+
+CASES = [
+    Case('7x5 grid', ('direct', 'fft', 'auto', 'flex'), grid=(7, 5), offsets=(13, 9)),
+    Case('1x1 grid', ('direct', 'fft', 'auto'), grid=(1, 1), offsets=(1, 1)),
+    Case('sequence', ('direct', 'fft', 'auto', 'flex'), n=37, offsets=(73,)),
+    Case('causal', ('direct', 'fft', 'step', 'auto', 'flex'), n=600, offsets=(1199,), causal=True),
+    Case('window', ('window', 'direct', 'fft', 'auto'), grid=(9, 11), offsets=(5, 5), far=True),
+    Case('causal window', ('window', 'direct', 'step'), n=70, offsets=(9,), far=True, causal=True),
+    Case('no bias', ('linear', 'direct', 'auto'), grid=(6, 6)),
+    Case('causal, no bias', ('linear', 'direct', 'step', 'auto'), n=150, causal=True),
+]
+
+
+def relative_error(case: Case, backend: str, dtype: torch.dtype, device: str) -> float:
+    """The largest error of the output and of the gradients, in units of what is promised."""
+    tensors = case.tensors(dtype)
+    options = {'grid_size': case.grid, 'causal': case.causal}
+    graded = backend != 'step'  # decoding has no gradients
+    exact = {name: x.double().requires_grad_() for name, x in tensors.items()}
+    mine = {name: x.to(device).requires_grad_(graded) for name, x in tensors.items()}
+    weights = reference.attention_weights(**{k: x for k, x in exact.items() if k != 'v'}, **options)
+    expected, scale = weights @ exact['v'], weights.detach() @ exact['v'].detach().abs()
+    z = kernel_attention(**mine, **options, backend=backend)
+    errors = [((z.detach().cpu().double() - expected.detach()).abs() / scale).max().item() / OUTPUT[dtype]]
+    if graded:
+        upstream = torch.randn(z.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        grads = torch.autograd.grad(z, list(mine.values()), upstream.to(z))
+        oracle = torch.autograd.grad(expected, list(exact.values()), upstream)
+        largest = max(g.norm() for g in oracle)
+        for g, o in zip(grads, oracle):
+            # a gradient that is zero in truth, such as that of a one-entry bias, is held against the others
+            norm = o.norm() if o.norm() > 1e-12 * largest else largest
+            errors.append(((g.cpu().double() - o).norm() / norm).item() / GRADIENT[dtype])
+    return max(e if math.isfinite(e) else math.inf for e in errors)  # max alone may pass over a nan
+
+
+def check(device: str) -> tuple[list[str], list[str]]:
+    """Prints a line per backend; returns those that can be timed, and what is wrong."""
+    right, wrong = [], []
+    for backend in ('direct', 'fft', 'linear', 'window', 'step', 'auto', OPTIONAL):
+        if backend == OPTIONAL and device == 'cpu':
+            print(f'  {backend:<8}not on cpu')
+            continue
+        dtypes = (torch.float32,) if backend == OPTIONAL else (torch.float32, torch.float64)
+        trials = [(case, dtype) for case in CASES if backend in case.backends for dtype in dtypes]
+        try:
+            errors = {f'{c.name}, {str(dtype)[6:]}': relative_error(c, backend, dtype, device) for c, dtype in trials}
+        except Exception as error:  # whatever a broken installation raises is the diagnosis
+            reason = f'{type(error).__name__}: {first_line(error)}'
+            print(f'  {backend:<8}{"not available" if backend == OPTIONAL else "FAILED"}: {reason}')
+            wrong += [] if backend == OPTIONAL else [f'{backend} on {device}: {reason}']
+            continue
+        where = max(errors, key=errors.get)
+        sound = errors[where] <= 1
+        print(f'  {backend:<8}{"ok" if sound else "WRONG":<6}{len(errors):>3} checks, ', end='')
+        print(f'largest error {errors[where]:.2g} of the allowed ({where})')
+        if sound:
+            right.append(backend)
+        else:
+            wrong.append(f'{backend} on {device} is off by {errors[where]:.2g} times the allowed error ({where})')
+    return right, wrong
+
+
+def timed_runs(side: int, device: str, backends: list[str]) -> dict[str, Callable]:
+    """One forward pass of each algorithm that serves a grid; all have a bias but `linear`, which is for comparison."""
+    torch.manual_seed(0)
+    phi_q, phi_k = (torch.rand(1, TIMED_HEADS, side**2, TIMED_M, device=device) for _ in range(2))
+    v = torch.randn(1, TIMED_HEADS, side**2, TIMED_D, device=device)
+    bias = torch.randn(TIMED_HEADS, 2 * side - 1, 2 * side - 1, device=device) * 0.02
+    middle = slice(max(0, side - 1 - RADIUS), side + RADIUS)
+    window = (bias[:, middle, middle], torch.zeros(TIMED_HEADS, device=device))
+    tables = {'direct': (bias,), 'fft': (bias,), 'window': window, 'linear': (), OPTIONAL: (bias,)}
+
+    def attend(backend):
+        return lambda: kernel_attention(phi_q, phi_k, v, *tables[backend], grid_size=(side, side), backend=backend)
+
+    return {backend: attend(backend) for backend in tables if backend in backends}
+
+
+def median_seconds(runs: dict[str, Callable], device: str, rounds: int) -> dict[str, float]:
+    """Seconds of a call after a first one, contenders in turn so that a busy neighbour slows all alike."""
+    seconds = {name: [] for name in runs}
+    for _ in range(1 + rounds):
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            run()
+            if device != 'cpu':
+                torch.cuda.synchronize()
+            seconds[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(s[1:]) for name, s in seconds.items()}
+
+
+def first_fft(point: float) -> int:
+    """Side of the smallest square grid on which the cost model takes fft, were FFT_POINT what is given."""
+
+    def faster(side):
+        costs = cost.count((side, side), TIMED_M, TIMED_D)
+        return costs['fft'] * point / cost.FFT_POINT < costs['direct']
+
+    return next(side for side in itertools.count(2) if faster(side))
+
+
+def time_backends(device: str, backends: list[str], sides: list[int], rounds: int) -> None:
+    """Prints milliseconds by size, the winner, and the constant of the cost model that follows.
+
+    The constant matters where fft and direct are close, so the two sizes at which they are closest give it.
+    """
+    table = {}
+    for side in tqdm(sides, desc=f'timing on {device}', leave=False):
+        with torch.no_grad():
+            table[side] = median_seconds(timed_runs(side, device, backends), device, rounds)
+    names = list(table[sides[0]])
+    print(f'milliseconds on {device}, {TIMED_HEADS} heads, M={TIMED_M}, D={TIMED_D}, forward, float32:')
+    print(f'  {"grid":<10}' + ''.join(f'{name:>10}' for name in names) + '   fastest for any bias   auto takes')
+    fitted = {}
+    for side, seconds in table.items():
+        served = {name: s for name, s in seconds.items() if name not in ('window', 'linear')}
+        auto = cost.choose_backend((side, side), TIMED_M, TIMED_D, False, True)
+        cells = ''.join(f'{seconds[name] * 1e3:>10.2f}' for name in names)
+        print(f'  {f"{side}x{side}":<10}{cells}   {min(served, key=served.get):<22} {auto}')
+        fft, direct = seconds['fft'], seconds['direct']
+        fitted[abs(math.log(fft / direct))] = cost.fitted_fft_point((side, side), TIMED_M, TIMED_D, fft, direct)
+    print(f'  window: a bias constant beyond {RADIUS} tokens; linear: no bias')
+    point = statistics.geometric_mean([fitted[key] for key in sorted(fitted)[:2]])
+    here, built_in = first_fft(point), first_fft(cost.FFT_POINT)
+    print(f'  FFT_POINT {cost.FFT_POINT} in use (nprf_vit/ops/cost.py): auto takes fft from {built_in}x{built_in} on')
+    print(f'  FFT_POINT {point:.1f} measured here: it would from {here}x{here} on', end='')
+    print('' if min(fitted) < math.log(3) else ' (rough: no size timed has the two within a factor of 3)')
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog='python -m nprf_vit.doctor', description=__doc__.splitlines()[0])
+    parser.add_argument('--quick', action='store_true', help='time small sizes only')
+    args = parser.parse_args(argv)
+    devices = ['cpu'] + (['cuda'] if torch.cuda.is_available() else [])
+    versions = {'nprf_vit': __version__, 'torch': torch.__version__, 'timm': timm.__version__}
+    print(', '.join(f'{name} {version}' for name, version in versions.items()), f'Python {platform.python_version()}')
+    print(torch.get_num_threads(), 'CPU threads,', torch.cuda.get_device_name() if devices[1:] else 'no CUDA device')
+    sides, rounds = ([8, 14, 20], 2) if args.quick else ([14, 28, 56, 80, 112, 144], 3)
+    wrong = []
+    for device in devices:
+        print(f'against the dense oracle on {device}:')
+        right, found = check(device)
+        wrong += found
+        if not found:  # the time of a wrong answer says nothing
+            time_backends(device, right, sides, rounds)
+    if wrong:
+        print(f'NOT SOUND: {"; ".join(wrong)}')
+        return 1
+    print(f'sound: every backend on {" and ".join(devices)} agrees with the dense oracle')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
