@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 from hypothesis import settings
@@ -7,6 +9,8 @@ settings.register_profile('default_suite', deadline=None, derandomize=True, max_
 settings.load_profile('default_suite')
 
 # The suite is thousands of small products: threads only wait for each other, for minutes where cores are shared.
+# Processes started by tests inherit it: sums are split by thread, so a run of two threads ends in other bits.
+os.environ['OMP_NUM_THREADS'] = '1'
 torch.set_num_threads(1)
 
 

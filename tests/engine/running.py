@@ -70,7 +70,7 @@ def launch(script: str, *args, processes: int = 1, expect: int = 0, **environmen
     if processes > 1:
         command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', str(processes)]
         command.append(str(ROOT / script))
-    env = {**os.environ, 'OMP_NUM_THREADS': '1', **environment}
+    env = {**os.environ, **environment}
     done = subprocess.run([*command, *map(str, args)], capture_output=True, text=True, env=env, timeout=600, cwd=ROOT)
     assert done.returncode == expect, done.stdout + done.stderr
     return done
