@@ -1,4 +1,4 @@
-"""Conversion without fine-tuning: models trained with softmax, then switched to random features.
+"""Conversion without fine-tuning: models trained with softmax for 1800 steps, then switched to random features.
 
 {standard, normalized} × {absolute positions, relative bias instead}, 4 to 1024 features, five draws of each.
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.runs import Lab, Run, Table, main, passed, quiet
-from benchmarks.variants import runs
+from benchmarks.variants import long_runs
 from nprf_vit.convert import convert
 from nprf_vit.engine.build import build_evaluation
 from nprf_vit.engine.config import Config
@@ -37,19 +37,19 @@ MODELS = {
 def experiment(lab: Lab) -> None:
     features = (0, *(FEATURES[:2] if lab.quick else FEATURES))
     with lab.table('conversion', report, plot) as table:
-        oracles = [runs(name, 1)[0] for name in MODELS]
-        pending = {run: [m for m in features if not table.has(model=run.variant, features=m)] for run in oracles}
+        oracles = {long_runs(name, 1)[0]: name for name in MODELS}
+        pending = {run: [m for m in features if not table.has(model=name, features=m)] for run, name in oracles.items()}
         trained = [run for run, _ in lab.train(run for run, left in pending.items() if left)]
-        measure_all(lab, table, [(run, m) for run in trained for m in pending[run]])
+        names = {lab.folder(run): name for run, name in oracles.items()}
+        measure_all(lab, table, [(run, m) for run in trained for m in pending[run]], names)
 
 
-def measure_all(lab: Lab, table: Table, cases: list[tuple[Run, int]]) -> None:
-    """Rows of the oracle (0 features) and of the converted models."""
-    variant = {lab.folder(run): run.variant for run, _ in cases}
+def measure_all(lab: Lab, table: Table, cases: list[tuple[Run, int]], names: dict[Path, str]) -> None:
+    """Rows of the oracle (0 features) and of the converted models, whose names are by the folders of their runs."""
     limit = {} if lab.quick else {'val_limit': IMAGES}
     items = [(override(lab.config(run), **limit), lab.folder(run), m) for run, m in cases]
     for (_, folder, m), (tops, radius) in lab.each(measure, items, 'conversions'):
-        about = {'model': variant[folder], 'features': m, 'radius': f'{radius:.3f}'}
+        about = {'model': names[folder], 'features': m, 'radius': f'{radius:.3f}'}
         table.add(*({**about, 'draw': draw, 'top1': f'{top:.6g}'} for draw, top in enumerate(tops)))
 
 

@@ -12,6 +12,7 @@ from benchmarks.runs import Lab, Table, main, said
 from benchmarks.variants import LABELS, long_runs, runs
 
 SEEDS, FACTOR_SEEDS, LONG_SEEDS = 3, 2, 1
+LONG = (*LABELS, 'nprf_bias_fast')  # also trained three times as long
 
 # one factor at a time: positions, bias per layer, its learning rate
 FACTORS = {
@@ -21,8 +22,8 @@ FACTORS = {
     'nprf_bias_abs': 'NPRF, shared bias + absolute',
     'nprf_layer': 'NPRF, bias per layer',
     'nprf_layer_abs': 'NPRF, bias per layer + absolute',
-    'nprf_bias_fast': 'NPRF, shared bias, its rate ×10',
-    'nprf_bias_fast_abs': 'NPRF, shared bias ×10 + absolute',
+    'nprf_bias_fast': 'NPRF, shared bias, its rate ×30',
+    'nprf_bias_fast_abs': 'NPRF, shared bias ×30 + absolute',
 }
 
 
@@ -30,7 +31,7 @@ def experiment(lab: Lab) -> None:
     chosen = [run for name in LABELS for run in runs(name, SEEDS)]
     factors = [run for name in FACTORS if name not in LABELS for run in runs(name, FACTOR_SEEDS)]
     chosen += sorted(factors, key=lambda run: run.seed)  # one run of each before the second of any
-    chosen += [run for name in LABELS for run in long_runs(name, LONG_SEEDS)]
+    chosen += [run for name in LONG for run in long_runs(name, LONG_SEEDS)]
     with lab.table('ordering', report, plot) as table:
         lab.fill(table, chosen, ('top1', 'loss'))
 

@@ -3,7 +3,7 @@
 from benchmarks.runs import Run
 
 NO_BIAS, PLAIN, SOFTMAX = 'model_kwargs.rel_pos=none', 'model_kwargs.normalize=false', 'model_kwargs.kernel=softmax'
-ABSOLUTE, PER_LAYER, FAST_BIAS = 'model_kwargs.pos_embed=learn', 'model_kwargs.rel_pos=layer', 'rel_pos_lr_scale=10'
+ABSOLUTE, PER_LAYER, FAST_BIAS = 'model_kwargs.pos_embed=learn', 'model_kwargs.rel_pos=layer', 'rel_pos_lr_scale=30'
 LONG = 'epochs=18'  # of 100 steps, three times the file's
 
 # the models with a bias have no absolute positions and those without have learned ones, unless said

@@ -63,7 +63,7 @@ class StreamLoader:
 
     def __init__(self, dataset: IterableImageDataset, transform: Transform, config: Any, batch: int, rank: int = 0):
         dataset.transform = _StreamTransform(transform, config.seed, rank)
-        dataset.set_loader_cfg(num_workers=config.workers)
+        dataset.set_loader_cfg(num_workers=max(1, config.workers))  # readers count the main process as one
         self.dataset = dataset
         self.loader = DataLoader(dataset, batch_size=batch, generator=torch.Generator(), **_common(config))
 

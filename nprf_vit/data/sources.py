@@ -105,6 +105,8 @@ def _open_by_name(config: Any, split_name: str, mode: str, training: bool) -> An
         )
     except (AssertionError, ModuleNotFoundError, RuntimeError, FileNotFoundError, ValueError) as error:
         raise InputError(f'cannot open dataset {name} in {root}: {error}') from error
+    except KeyError as error:  # its text is the missing key alone
+        raise InputError(f'cannot open dataset {name} in {root}: KeyError: {error}') from error
 
 
 def _check_counts(source: ImageSource, config: Any, training: bool) -> None:

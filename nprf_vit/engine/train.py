@@ -89,7 +89,7 @@ def _opening(run: Training, progress: Progress, folder: Path) -> str:
         lines.append(f'{run.config.dataset} is read in order: checkpoints and resume at epoch boundaries only')
     if not curves.available:
         lines.append('matplotlib is not installed: no curves.png (install nprf_vit[plot])')
-    if progress.step:
+    if progress.step and len(progress.history) < run.config.epochs:
         epoch, step = divmod(progress.step, run.data.steps_per_epoch)
         lines.append(f'continuing after step {progress.step} (epoch {epoch + 1}, {step} steps into it)')
     return '\n'.join(lines)
