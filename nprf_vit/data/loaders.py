@@ -59,17 +59,24 @@ class StreamLoader:
 
     An epoch's order comes from (seed, epoch) through the reader and can be entered at its beginning only. It depends
     on the world size and on the number of workers, unlike that of an indexed dataset.
+
+    Readers carry the state of their shuffling from epoch to epoch, which a continuation would lack. Workers that live
+    for one epoch begin anew, so there is always one.
     """
 
     def __init__(self, dataset: IterableImageDataset, transform: Transform, config: Any, batch: int, rank: int = 0):
         dataset.transform = _StreamTransform(transform, config.seed, rank)
-        dataset.set_loader_cfg(num_workers=max(1, config.workers))  # readers count the main process as one
-        self.dataset = dataset
-        self.loader = DataLoader(dataset, batch_size=batch, generator=torch.Generator(), **_common(config))
+        options = _common(config)
+        options['num_workers'] = max(1, config.workers)
+        dataset.set_loader_cfg(num_workers=options['num_workers'])
+        self.dataset, self.seed, self.rank = dataset, config.seed, rank
+        self.generator = torch.Generator().manual_seed(config.seed)  # of the workers' seeds
+        self.loader = DataLoader(dataset, batch_size=batch, generator=self.generator, **options)
 
     def start(self, epoch: int) -> None:
         self.dataset.set_epoch(epoch)
         self.dataset.transform.start(epoch)
+        self.generator.manual_seed(derive_seed(self.seed, 'stream order', epoch, self.rank))
 
     def __iter__(self) -> Iterator[list[torch.Tensor]]:
         return iter(self.loader)
