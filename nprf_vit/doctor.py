@@ -198,7 +198,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     devices = ['cpu'] + (['cuda'] if torch.cuda.is_available() else [])
     versions = {'nprf_vit': __version__, 'torch': torch.__version__, 'timm': timm.__version__}
-    print(', '.join(f'{name} {version}' for name, version in versions.items()), f'Python {platform.python_version()}')
+    versions['Python'] = platform.python_version()
+    print(', '.join(f'{name} {version}' for name, version in versions.items()))
     print(torch.get_num_threads(), 'CPU threads,', torch.cuda.get_device_name() if devices[1:] else 'no CUDA device')
     sides, rounds = ([8, 14, 20], 2) if args.quick else ([14, 28, 56, 80, 112, 144], 3)
     wrong = []

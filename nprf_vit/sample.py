@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from .engine.checkpoint import read_checkpoint
 from .engine.config_file import make_config
+from .engine.distributed import choose_device
 from .engine.model import build_model, load_exact
 from .errors import InputError
 from .models.decoder import PixelDecoder
@@ -28,7 +29,9 @@ def load_model(checkpoint: str, use_ema: bool = True) -> PixelTransformer:
     content = read_checkpoint(checkpoint)
     config = make_config(content['config'], origin=checkpoint)
     if config.task != 'pixel':
-        raise InputError(f'{checkpoint} is a model for task {config.task}, which has no images to draw')
+        raise InputError(
+            f'{checkpoint} is a model for {config.task}: drawing needs one of pixels, such as digits_pixel'
+        )
     model = build_model(config, fresh=False)
     averaged = content.get('state_dict_ema') if use_ema else None
     load_exact(model, content['state_dict'] if averaged is None else averaged, checkpoint)
@@ -141,18 +144,20 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--complete', nargs='+', metavar='IMAGE', help='keep the upper half of these images')
     parser.add_argument('--batch-size', type=int, default=64, help='images drawn side by side; changes none of them')
     parser.add_argument('--no-ema', action='store_true', help='the last weights instead of their moving average')
-    parser.add_argument('--device', default='cpu', help='such as cuda')
+    parser.add_argument('--device', default='cpu', choices=('cpu', 'cuda'), help='default cpu')
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
-        if args.num < 1 or args.batch_size < 1 or args.temperature < 0:
-            raise InputError('--num and --batch-size must be at least 1, and --temperature at least 0')
+        for name, least in (('num', 1), ('batch_size', 1), ('temperature', 0)):
+            if not getattr(args, name) >= least:
+                option = name.replace('_', '-')
+                raise InputError(f'--{option} {getattr(args, name)}: expected at least {least}')
         if not Path(args.output).parent.is_dir() or Path(args.output).suffix.lower() != '.png':
             raise InputError(f'--output {args.output}: expected a .png file in a folder that exists')
-        model = load_model(args.checkpoint, use_ema=not args.no_ema).to(args.device)
+        model = load_model(args.checkpoint, use_ema=not args.no_ema).to(choose_device(args.device))
         picture = draw_samples(model, args)
     except InputError as error:
         print(f'error: {error}', file=sys.stderr)

@@ -112,10 +112,11 @@ def test_bad_input(checkpoint, tmp_path, capsys):
     (tmp_path / 'text.png').write_text('no image')
     torch.save({'format': 1, 'config': make_config({'model': 'nprf_deit_tiny'}).to_dict()}, tmp_path / 'other.pt')
     cases = {
-        ('--num', '0'): '--num and --batch-size must be at least 1',
+        ('--num', '0'): '--num 0: expected at least 1',
+        ('--temperature', 'nan'): '--temperature nan: expected at least 0',
         ('--output', str(tmp_path / 'no' / 'x.png')): 'expected a .png file in a folder that exists',
         ('--checkpoint', str(tmp_path / 'none.pt')): 'no checkpoint file',
-        ('--checkpoint', str(tmp_path / 'other.pt')): 'is a model for task classification',
+        ('--checkpoint', str(tmp_path / 'other.pt')): 'is a model for classification: drawing needs one of pixels',
         ('--complete', str(tmp_path / 'none.png')): 'no image file',
         ('--complete', str(tmp_path / 'text.png')): 'cannot read the image',
         ('--complete', str(tmp_path / 'large.png')): 'large.png is 5x4, the model draws 4x4',

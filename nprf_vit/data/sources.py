@@ -16,6 +16,7 @@ from .decode import check_regular, decode, reading, to_mode
 from .digits import Digits
 from .folder import open_folder
 
+READERS = ('torch/', 'hfds/', 'hfids/', 'tfds/', 'wds/')  # what timm's create_dataset knows by name
 OWN_CACHE = ('hfds/', 'hfids/', 'tfds/')  # find their data without a folder
 
 
@@ -72,6 +73,11 @@ def open_source(config: Any, split: str) -> ImageSource | IterableImageDataset:
     split_name = config.train_split if training else config.val_split
     mode = 'L' if config.in_chans == 1 else 'RGB'
     name = config.dataset
+    if name and name != 'digits' and not name.startswith(READERS):
+        raise InputError(
+            f'unknown dataset {name}: expected digits, a name that begins with {", ".join(READERS)}, or none for an '
+            'image folder'
+        )
     if name == 'digits':
         dataset = Digits(split_name)
     elif not config.data_dir and not name.startswith(OWN_CACHE):
@@ -104,7 +110,8 @@ def _open_by_name(config: Any, split_name: str, mode: str, training: bool) -> An
             **({} if name.startswith('torch/') else {'input_img_mode': mode}),
         )
     except (AssertionError, ModuleNotFoundError, RuntimeError, FileNotFoundError, ValueError) as error:
-        raise InputError(f'cannot open dataset {name} in {root}: {error}') from error
+        text = str(error).replace('download=True', '--set dataset_download=true')
+        raise InputError(f'cannot open dataset {name} in {root}: {text}') from error
     except KeyError as error:  # its text is the missing key alone
         raise InputError(f'cannot open dataset {name} in {root}: KeyError: {error}') from error
 

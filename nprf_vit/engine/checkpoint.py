@@ -69,18 +69,34 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in _generations(folder / LAST)]
 
 
-def read_checkpoint(path: str | Path, any_format: bool = False) -> dict[str, Any]:
-    """Read a checkpoint of ours (or, if asked, any dict) without executing anything in it."""
+def check_file(path: str | Path) -> Path:
+    """The path of a file, or what is there instead."""
     path = Path(path)
+    if path.is_dir():
+        raise InputError(f'no checkpoint file {path}: it is a folder, give a file in it such as {LAST}')
     if not path.is_file():
         raise InputError(f'no checkpoint file {path}')
+    return path
+
+
+def unreadable(path: str | Path, error: Exception) -> InputError:
+    """Libraries tell of a damaged file in many words, or in one number."""
+    reason = first_line(error).split('. ')[0]
+    return InputError(f'cannot read checkpoint {path}: damaged, cut off, or of another kind ({reason[:100]})')
+
+
+def read_checkpoint(path: str | Path, any_format: bool = False) -> dict[str, Any]:
+    """Read a checkpoint of ours (or, if asked, any dict) without executing anything in it."""
+    path = check_file(path)
     try:
         content = torch.load(path, map_location='cpu', weights_only=True)
     except _DAMAGE as error:
-        raise InputError(f'cannot read checkpoint {path}: {first_line(error)}') from error
+        raise unreadable(path, error) from error
     ours = isinstance(content, dict) and content.get('format') in _KNOWN
     if not ours and not (any_format and isinstance(content, dict)):
-        raise InputError(f'{path} is no checkpoint of this package (format {FORMAT}); initial_checkpoint takes others')
+        raise InputError(
+            f'{path} is no checkpoint of this package (format {FORMAT}): train.py reads others by initial_checkpoint'
+        )
     if ours and content['format'] > 1:
         expected = content.pop('checksum', None)
         if checksum(content) != expected:

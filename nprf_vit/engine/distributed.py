@@ -81,7 +81,8 @@ class Place:
         return self.store is not None and self.store.check([word])
 
 
-def _choose_device(wanted: str, local_rank: int) -> torch.device:
+def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
+    """The device of this process: 'cpu', 'cuda', or 'auto' for the better of those that are there."""
     if wanted == 'cpu' or (wanted == 'auto' and not torch.cuda.is_available()):
         return torch.device('cpu')
     if not torch.cuda.is_available():
@@ -108,7 +109,7 @@ def process_group(device: str = 'auto', threads: int | None = None, stall_timeou
         die_with_parent()  # or workers of a killed agent would go on writing beside the group that replaces them
     rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
     local_rank = int(os.environ.get('LOCAL_RANK', 0))
-    chosen = _choose_device(device, local_rank)
+    chosen = choose_device(device, local_rank)
     if world == 1:
         place = Place(rank, world, local_rank, chosen)
         with Watchdog(place.pulse, 0, 1, None, stall_timeout):

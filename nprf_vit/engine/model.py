@@ -1,20 +1,23 @@
 """From a configuration to a model with its first weights."""
 
 import difflib
+import inspect
 import logging
+import re
 import sys
-from pathlib import Path
 
 import timm
 import torch
-from timm.models import load_state_dict
+from timm.models import VisionTransformer, load_state_dict
 from torch import nn
 
 import nprf_vit  # noqa: F401 - registers the models with timm
 
 from ..data.seeding import derive_seed
-from ..errors import InputError, first_line
+from ..errors import InputError
 from ..layers import RelPosBias
+from ..models import KernelVisionTransformer, PixelTransformer
+from .checkpoint import check_file, unreadable
 from .config import Config
 
 _logger = logging.getLogger(__name__)
@@ -27,10 +30,12 @@ def build_model(config: Config, fresh: bool = True) -> nn.Module:
     args = {'in_chans': config.in_chans, 'num_classes': config.num_classes, 'img_size': config.img_size}
     args = {name: value for name, value in args.items() if value is not None}
     args |= {'drop_rate': config.drop, 'drop_path_rate': config.drop_path}
+    if config.pretrained and fresh:
+        _check_published(config.model)
     try:
         model = timm.create_model(config.model, pretrained=config.pretrained and fresh, **(args | config.model_kwargs))
     except (TypeError, ValueError, RuntimeError, AssertionError, OSError) as error:
-        raise InputError(f'cannot build model {config.model}: {error}') from error
+        raise InputError(f'cannot build model {config.model}: {error}{_nearest_argument(error)}') from error
     if config.initial_checkpoint and fresh:
         load_initial(model, config.initial_checkpoint)
     if config.grad_checkpointing:
@@ -41,8 +46,22 @@ def build_model(config: Config, fresh: bool = True) -> nn.Module:
 def _check_name(name: str) -> None:
     if ':' in name or timm.is_model(name.split('.')[0]):
         return
-    near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
-    raise InputError(f'unknown model {name}; the nearest names are {", ".join(near)}')
+    near = difflib.get_close_matches(name, timm.list_models(), n=3)
+    raise InputError(f'unknown model {name}: ' + (f'near are {", ".join(near)}' if near else 'see timm.list_models()'))
+
+
+def _check_published(name: str) -> None:
+    if name in timm.list_models(module=['kernel_deit', 'pixel']):
+        raise InputError(f'no weights are published for {name}: give --checkpoint FILE, or the key initial_checkpoint')
+
+
+def _nearest_argument(error: Exception) -> str:
+    """The argument of this package's models that a refused one was meant to be, if any is near."""
+    refused = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    classes = KernelVisionTransformer, VisionTransformer, PixelTransformer
+    known = {name for cls in classes for name in inspect.signature(cls).parameters} - {'kwargs'}
+    near = difflib.get_close_matches(refused[1], known, n=1) if refused else []
+    return f'; did you mean {near[0]}?' if near else ''
 
 
 def input_size(config: Config, model: nn.Module) -> tuple[int, int, int]:
@@ -63,12 +82,11 @@ def normalization(config: Config, model: nn.Module) -> tuple[tuple[float, ...], 
 
 def read_weights(path: str, use_ema: bool = False) -> dict[str, torch.Tensor]:
     """A state dict from a checkpoint of ours, of DeiT or of timm, or from safetensors; executes nothing in the file."""
-    if not Path(path).is_file():
-        raise InputError(f'no checkpoint file {path}')
+    check_file(path)
     try:
         return load_state_dict(path, use_ema=use_ema)
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise InputError(f'cannot read checkpoint {path}: {first_line(error)}') from error
+        raise unreadable(path, error) from error
 
 
 def load_initial(model: nn.Module, path: str, new_head: bool = True) -> None:
@@ -98,8 +116,9 @@ def load_fitted(model: nn.Module, weights: dict[str, torch.Tensor], origin: str)
     try:
         model.load_state_dict(weights, strict=True)
     except (RuntimeError, ValueError) as error:
-        first = ' '.join(line.strip() for line in str(error).splitlines()[:3])
-        raise InputError(f'{origin} is a checkpoint of another model: {first[:400]}') from error
+        first, *more = [line.strip() for line in str(error).splitlines()][1:] or [str(error)]
+        first = first if len(first) <= 160 else f'{first[:160]} …'
+        raise InputError(f'{origin} is a checkpoint of another model: {first}' + ' (and more)' * bool(more)) from error
 
 
 def load_exact(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:

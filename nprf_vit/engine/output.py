@@ -24,7 +24,7 @@ def check_output(folder: Path, config: Config, resume: str | None) -> None:
         if changed:
             raise InputError(
                 f'the output folder {folder} belongs to a different configuration ({"; ".join(changed[:8])}): '
-                'choose another with --output'
+                'choose another with --output (to train on from its weights: initial_checkpoint)'
             )
     if not resume and checkpoints(folder):
         raise InputError(f'{folder} holds a run already: continue it with --resume auto, or choose another --output')

@@ -10,7 +10,7 @@ from torch import nn
 from ..errors import InputError
 from .atomic import write_text
 from .build import build_evaluation
-from .checkpoint import FORMAT, read_checkpoint
+from .checkpoint import FORMAT, check_file, read_checkpoint
 from .config import Config
 from .distributed import Place
 from .evaluate import evaluate
@@ -23,6 +23,8 @@ def validate(
     config: Config, place: Place, checkpoint: str | None = None, json_file: str | None = None
 ) -> dict[str, Any]:
     """Measure, print one table, and write JSON if asked; the numbers are those that training reported."""
+    if json_file:
+        _check_writable(Path(json_file))
     if not checkpoint and not config.pretrained and not config.initial_checkpoint:
         raise InputError(f'no weights for {config.model}: give --checkpoint FILE')
     model = build_model(config, fresh=checkpoint is None).to(place.device)
@@ -38,10 +40,15 @@ def validate(
     return metrics
 
 
+def _check_writable(json_file: Path) -> None:
+    """Before the work rather than after it."""
+    if json_file.is_dir() or not json_file.parent.is_dir():
+        raise InputError(f'--json {json_file}: expected a file in a folder that exists')
+
+
 def load_models(model: nn.Module, checkpoint: str, config: Config) -> dict[str, nn.Module]:
     """The model and, if the checkpoint has one, its moving average, by the prefix of their metrics' names."""
-    if not Path(checkpoint).is_file():
-        raise InputError(f'no checkpoint file {checkpoint}')
+    check_file(checkpoint)
     if Path(checkpoint).suffix == '.safetensors':
         load_exact(model, read_weights(checkpoint), checkpoint)
         return {'': model}

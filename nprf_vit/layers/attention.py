@@ -29,8 +29,10 @@ def unit_norm(x: torch.Tensor) -> torch.Tensor:
     return F.normalize(widen(x), dim=-1, eps=1e-6)
 
 
-def check_kernel(kernel: str) -> None:
-    """Raise for a kernel that does not exist."""
+def check_kernel(kernel: str, feature_dim: int = 1) -> None:
+    """Raise for a kernel that does not exist, or a number of features that is none."""
+    if not isinstance(feature_dim, int) or feature_dim < 1:
+        raise ValueError(f'feature_dim {feature_dim!r}: expected a whole number above 0')
     if kernel not in KERNELS:
         raise ValueError(f'unknown kernel {kernel!r}: expected one of {", ".join(KERNELS)}')
 
@@ -90,7 +92,7 @@ class KernelAttention(nn.Module):
     ) -> None:
         super().__init__()
         dd = {'device': device, 'dtype': dtype}
-        check_kernel(kernel)
+        check_kernel(kernel, feature_dim)
         if attn_backend not in BACKENDS:
             raise ValueError(f'unknown attn_backend {attn_backend!r}: expected one of {", ".join(BACKENDS)}')
         if head_dim is None and dim % num_heads:

@@ -151,11 +151,11 @@ class RelPosBias(nn.Module):
     ) -> None:
         super().__init__()
         check_extend(extend)
+        if isinstance(grid_size, int) or len(grid_size) not in (1, 2) or min(grid_size) < 1:
+            raise ValueError(f'grid_size {grid_size}: expected (H, W) or (N,), each at least 1')
         self.grid_size = tuple(grid_size)
         self.num_heads = num_heads
         self.dense = dense
-        if len(self.grid_size) not in (1, 2):
-            raise ValueError(f'grid_size {self.grid_size} has {len(self.grid_size)} numbers: expected (H, W) or (N,)')
         shape = [2 * s - 1 for s in self.grid_size]
         self.table = nn.Parameter(torch.empty(num_heads, *shape, device=device, dtype=dtype))
         far = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype)) if extend == 'extend' else None

@@ -92,7 +92,7 @@ class KernelVisionTransformer(VisionTransformer):
         weight_init: str = '',
         **kwargs,
     ) -> None:
-        check_kernel(kernel)
+        check_kernel(kernel, feature_dim)
         prefix_or_drop = class_token or kwargs.get('reg_tokens', 0) or kwargs.get('patch_drop_rate', 0)
         if rel_pos not in REL_POS:
             raise ValueError(f'unknown rel_pos {rel_pos!r}: expected one of {", ".join(REL_POS)}')

@@ -6,6 +6,7 @@ import torch
 from nprf_vit.engine.build import build_training
 from nprf_vit.engine.distributed import process_group
 from nprf_vit.engine.train import train
+from nprf_vit.engine.validate import validate
 from nprf_vit.errors import InputError
 
 from ..data.folders import digit_folder
@@ -41,9 +42,17 @@ def test_resume_from_a_file_of_another_config(finished, tmp_path):
         run_here(tmp_path / 'new', resume=str(finished / 'last.pt'), **ONE_EPOCH, lr=2e-3)
     with pytest.raises(InputError, match='no checkpoint file'):
         run_here(tmp_path / 'new', resume='nowhere.pt', **ONE_EPOCH)
+    with pytest.raises(InputError, match='no checkpoint file .*: it is a folder, give a file in it such as last.pt'):
+        run_here(tmp_path / 'new', resume=str(finished), **ONE_EPOCH)
     with pytest.raises(InputError, match='holds weights only: resume from last.pt'):
         run_here(tmp_path / 'new', resume=str(finished / 'best.pt'), **ONE_EPOCH)
     assert not (tmp_path / 'new').exists()
+
+
+@pytest.mark.parametrize('target', ['.', 'no/x.json'])
+def test_results_that_could_not_be_written_are_refused_before_the_work(finished, tmp_path, target):
+    with pytest.raises(InputError, match='expected a file in a folder that exists'):
+        validate(small_config(), ONE, str(finished / 'nothing.pt'), str(tmp_path / target))
 
 
 @pytest.mark.parametrize('content', [b'', b'PK\x03\x04 cut off', b'not a checkpoint'])
@@ -72,7 +81,12 @@ def test_checkpoint_that_would_execute_code(tmp_path):
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        ({'model': 'nprf_diet_tiny'}, 'unknown model nprf_diet_tiny; the nearest names are nprf_deit_tiny'),
+        ({'model': 'nprf_diet_tiny'}, 'unknown model nprf_diet_tiny: near are nprf_deit_tiny'),
+        ({'model': 'nosuch'}, r'unknown model nosuch: see timm.list_models\(\)'),
+        ({'pretrained': True}, 'no weights are published for nprf_deit_tiny: give --checkpoint FILE'),
+        ({'model_kwargs': {'patch_size': 2, 'featuredim': 3}}, r'did you mean feature_dim\?'),
+        ({'model_kwargs': {'patch_size': 2, 'feature_dim': 0}}, 'feature_dim 0: expected a whole number above 0'),
+        ({'dataset': 'digit'}, 'unknown dataset digit: expected digits, a name that begins with torch/'),
         ({'model_kwargs': {'patch_size': 2, 'widht': 3}}, 'cannot build model nprf_deit_tiny: .*widht'),
         ({'img_size': 9}, 'cannot build model nprf_deit_tiny: .*9'),
         ({'lr': None}, 'the key lr is missing'),

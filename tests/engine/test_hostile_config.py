@@ -82,8 +82,8 @@ MODULE = 'open("imported", "w")\n'
     [
         ('model', 'harm', 'unknown model harm'),
         ('model', './harm.py', 'unknown model'),
-        ('dataset', 'harm', 'needs a data folder|cannot open dataset'),
-        ('dataset', 'torch/harm', 'needs a data folder|cannot open dataset'),
+        ('dataset', 'harm', 'unknown dataset harm'),
+        ('dataset', 'torch/harm', 'unknown dataset harm'),
         ('opt', 'harm', 'cannot build optimizer'),
         ('torchcompile', 'harm', 'torchcompile harm is none of'),
         ('torchcompile', 'harm.py', 'torchcompile harm.py is none of'),
