@@ -83,7 +83,7 @@ MODULE = 'open("imported", "w")\n'
         ('model', 'harm', 'unknown model harm'),
         ('model', './harm.py', 'unknown model'),
         ('dataset', 'harm', 'unknown dataset harm'),
-        ('dataset', 'torch/harm', 'unknown dataset harm'),
+        ('dataset', 'torch/harm', 'needs a data folder'),
         ('opt', 'harm', 'cannot build optimizer'),
         ('torchcompile', 'harm', 'torchcompile harm is none of'),
         ('torchcompile', 'harm.py', 'torchcompile harm.py is none of'),
