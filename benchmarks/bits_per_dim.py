@@ -11,7 +11,7 @@ from benchmarks.histogram import histogram_bits
 from benchmarks.pictures import dots
 from benchmarks.runs import PIXEL, Lab, Run, Table, main, said
 
-SEEDS = 3
+SEEDS = 2
 BUDGET = ('epochs=16',)  # of 44 steps of 32 images; the demonstration in docs/pixel.md has 40
 
 # positions as in the paper's rows: a bias without absolute positions, or absolute positions without a bias
