@@ -6,6 +6,7 @@ python -m benchmarks.models --quick    two-block models on small images; writes 
 
 import argparse
 import json
+import math
 import resource
 import statistics
 import subprocess
@@ -125,7 +126,7 @@ def run_case(index: int, case: Case, args, progress) -> list[dict]:
     memory = {}
     for name in case.models:
         progress.set_description(f'{case.pixels} px {case.mode}, memory of {name}')
-        memory[name] = memory_in_child(name, index, args)
+        memory[name] = memory_in_child(name, index, args) if args.add in (None, name) else math.nan  # known already
         progress.update()
     progress.set_description(f'{case.pixels} px {case.mode}, time')
     steps = {name: build(name, case, args.quick) for name in case.models if memory[name] is not None}
@@ -138,7 +139,7 @@ def run_case(index: int, case: Case, args, progress) -> list[dict]:
         if name in seconds:
             row['seconds'] = round(statistics.median(seconds[name]), 4)
             row['images_per_second'] = round(case.batch / statistics.median(seconds[name]), 3)
-            row['peak_mb'] = round(memory[name])
+            row['peak_mb'] = '' if math.isnan(memory[name]) else round(memory[name])
             for key, peer in (('speed_over_deit', DEIT), ('speed_over_relpos', RELPOS)):
                 if peer in seconds:
                     row[key] = round(ratio(seconds, peer, name), 3)
