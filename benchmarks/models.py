@@ -162,13 +162,16 @@ def plot(rows: list[dict], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     rows = [r for r in rows if r['mode'] == 'inference']
+    # rows may come from runs at different speeds of the machine: each by its ratio to DeiT within its own run
+    deit = {r['pixels']: r['seconds'] / r['batch'] for r in rows if r['model'] == DEIT}
     fig, axes = plt.subplots(1, 2, figsize=(11, 4.2))
-    for ax, key, label in zip(axes, ('seconds', 'peak_mb'), ('seconds per image', 'peak memory, MB')):
+    for ax, key, label in zip(axes, ('seconds', 'peak_mb'), ('seconds per image, scaled by DeiT', 'peak memory, MB')):
         for name in dict.fromkeys(r['model'] for r in rows):
             mine = [r for r in rows if r['model'] == name]
             fits = [r for r in mine if r[key] != NO_FIT]
-            scale = [r['batch'] if key == 'seconds' else 1 for r in fits]
-            xs, ys = [r['pixels'] for r in fits], [r[key] / s for r, s in zip(fits, scale)]
+            xs, ys = [r['pixels'] for r in fits], [deit[r['pixels']] / r['speed_over_deit'] for r in fits]
+            if key == 'peak_mb':
+                ys = [r[key] for r in fits]
             (line,) = ax.plot(xs, ys, 'o-', label=name)
             for r in mine:
                 if r[key] == NO_FIT:
