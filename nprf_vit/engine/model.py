@@ -30,8 +30,10 @@ def build_model(config: Config, fresh: bool = True) -> nn.Module:
     args = {'in_chans': config.in_chans, 'num_classes': config.num_classes, 'img_size': config.img_size}
     args = {name: value for name, value in args.items() if value is not None}
     args |= {'drop_rate': config.drop, 'drop_path_rate': config.drop_path}
-    if config.pretrained and fresh:
-        _check_published(config.model)
+    if config.pretrained and fresh and ':' not in config.model and not timm.is_model_pretrained(config.model):
+        raise InputError(
+            f'no weights are published for {config.model}: give --checkpoint FILE, or the key initial_checkpoint'
+        )
     try:
         model = timm.create_model(config.model, pretrained=config.pretrained and fresh, **(args | config.model_kwargs))
     except (TypeError, ValueError, RuntimeError, AssertionError, OSError) as error:
@@ -48,11 +50,6 @@ def _check_name(name: str) -> None:
         return
     near = difflib.get_close_matches(name, timm.list_models(), n=3)
     raise InputError(f'unknown model {name}: ' + (f'near are {", ".join(near)}' if near else 'see timm.list_models()'))
-
-
-def _check_published(name: str) -> None:
-    if name in timm.list_models(module=['kernel_deit', 'pixel']):
-        raise InputError(f'no weights are published for {name}: give --checkpoint FILE, or the key initial_checkpoint')
 
 
 def _nearest_argument(error: Exception) -> str:
