@@ -1,6 +1,7 @@
 """Conversion without fine-tuning: models trained with softmax for 1800 steps, then switched to random features.
 
-{standard, normalized} × {absolute positions, relative bias instead}, 4 to 1024 features, five draws of each.
+{standard, normalized} × {absolute positions, relative bias instead, the same learning 30 times as fast}, 4 to 1024
+features, five draws of each.
 
 python -m benchmarks.conversion --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/conversion.csv and .png
 python -m benchmarks.conversion --quick           tiny models on the embedded digits
@@ -29,8 +30,10 @@ IMAGES = 1000
 MODELS = {
     'softmax': 'standard',
     'softmax_bias': 'standard, bias',
+    'softmax_bias_fast': 'standard, bias ×30',
     'nsoftmax': 'normalized',
     'nsoftmax_bias': 'normalized, bias',
+    'nsoftmax_bias_fast': 'normalized, bias ×30',
 }
 
 

@@ -16,14 +16,17 @@ from benchmarks.variants import DEIT, runs
 from nprf_vit.engine.config import Config
 from nprf_vit.engine.validate import validate
 
-SEEDS = 1
+SEEDS = 2
 SCALES = (1.5, 2.0, 3.0)
 IMAGES = 2500
 TUNE = ('epochs=1', 'epoch_steps=60', 'warmup_epochs=0', 'global_batch=32', 'batch_size=32', 'lr=5e-4')
-# label → the trained variant, and what its larger twin sets besides; 6x6 is the trained grid
+EXTENDED = ('model_kwargs.rel_pos_extend=extend', 'model_kwargs.rel_pos_size=6')  # of the trained grid, 6x6
+# label → the trained variant, and what its larger twin sets besides; ×30: the bias learned so many times as fast
 CASES = {
     'NPRF, bias interpolated': ('nprf_bias', ()),
-    'NPRF, bias extended': ('nprf_bias', ('model_kwargs.rel_pos_extend=extend', 'model_kwargs.rel_pos_size=6')),
+    'NPRF, bias extended': ('nprf_bias', EXTENDED),
+    'NPRF, bias ×30 interpolated': ('nprf_bias_fast', ()),
+    'NPRF, bias ×30 extended': ('nprf_bias_fast', EXTENDED),
     'NPRF, absolute interpolated': ('nprf', ()),
     'softmax ViT, absolute interpolated': ('softmax', ()),
     'softmax DeiT (timm), absolute interpolated': ('deit', ()),
@@ -102,7 +105,7 @@ def plot(table: Table, path: Path) -> None:
         for i, label in enumerate(CASES):
             seen = [s for s in (1.0, *SCALES) if table.has(model=label, scale=s, tuned=tuned if s > 1 else 0)]
             tops = [table.values('top1', model=label, scale=s, tuned=tuned if s > 1 else 0) for s in seen]
-            axes.plot(seen, [sum(t) / len(t) for t in tops], 'os^Dv'[i] + '-', color=f'C{i}', label=label)
+            axes.plot(seen, [sum(t) / len(t) for t in tops], 'os<>^Dv'[i] + '-', color=f'C{i}', label=label)
         axes.set(
             xlabel='resolution, in units of the trained one', title=('as trained', 'after a short fine-tune')[tuned]
         )

@@ -1,4 +1,4 @@
-"""Where training breaks: loss curves of PRF and of NPRF with bias at increasing constant learning rates.
+"""Where training breaks: loss curves of PRF, of NPRF and of softmax at increasing constant learning rates.
 
 python -m benchmarks.stability --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/stability.csv and .png
 python -m benchmarks.stability --quick           tiny models on the embedded digits
@@ -13,57 +13,79 @@ from benchmarks.runs import Lab, Run, Table, main
 from benchmarks.variants import LABELS, VARIANTS
 from nprf_vit.engine.output import read_rows
 
-RATES = ('1e-3', '3e-3', '1e-2', '3e-2', '1e-1')
-MODELS = ('prf', 'nprf_bias', 'softmax')
+SEEDS = 3
+RATES = ('1e-3', '3e-3', '1e-2', '3e-2', '1e-1', '3e-1', '1e0')
+MODELS = ('prf', 'nprf', 'nprf_bias', 'softmax')
 # nothing that would hide an instability: no clipping, no warm-up, no decay
 HARSH = ('clip_grad=null', 'warmup_epochs=0', 'epochs=4', 'epoch_steps=75', 'log_interval=5', 'val_limit=500')
+HARSH += ('max_skipped_steps=1000',)  # a run that left the numbers goes on without updates to its end
 CHANCE = math.log(10)  # loss of a model that knows nothing about ten classes
+CUT = 10  # of the pictures; where a loss that is no number goes too
 
 
-def stability_run(variant: str, rate: str) -> Run:
-    return Run(f'{variant}_lr{rate}', 0, (*VARIANTS[variant], *HARSH, f'lr={rate}', f'min_lr={rate}'))
+def stability_run(variant: str, rate: str, seed: int) -> Run:
+    changes = (*VARIANTS[variant], *HARSH, f'lr={rate}', f'min_lr={rate}')
+    return Run(f'{variant}_lr{rate}', seed, (*changes, f'model_kwargs.seed={seed}'))
 
 
 def experiment(lab: Lab) -> None:
     with lab.table('stability', report, plot) as table:
-        cases = {stability_run(m, r): (m, r) for m in MODELS for r in RATES if not table.has(model=m, lr=r)}
+        grid = ((m, r, s) for s in range(SEEDS) for m in MODELS for r in RATES)
+        cases = {stability_run(m, r, s): (m, r) for m, r, s in grid if not table.has(model=m, lr=r, seed=s)}
         for run, _ in lab.train(cases):
-            model, rate = cases[run]
+            about = {'model': cases[run][0], 'lr': cases[run][1], 'seed': run.seed}
             points = read_rows(lab.folder(run) / 'steps.csv')
-            table.add(*({'model': model, 'lr': rate, 'step': p['step'], 'loss': p['loss']} for p in points))
+            table.add(*({**about, 'step': p['step'], 'loss': p['loss']} for p in points))
 
 
-def ending(table: Table, model: str, rate: str) -> float:
+def curves(table: Table, model: str, rate: str) -> list[list[float]]:
+    """Losses by step of every seed there is so far."""
+    seen = (table.values('loss', model=model, lr=rate, seed=seed) for seed in range(SEEDS))
+    return [losses for losses in seen if losses]
+
+
+def ending(losses: list[float]) -> float:
     """Mean loss over the last fifth of a run, nan if it left the numbers."""
-    losses = table.values('loss', model=model, lr=rate)
-    return statistics.fmean(losses[-max(1, len(losses) // 5) :]) if losses else math.nan
+    return statistics.fmean(losses[-max(1, len(losses) // 5) :])
 
 
 def report(table: Table) -> list[dict]:
-    """Loss at the end of each run; bold where it is not clearly below chance."""
+    """Loss at the end of the runs, best to worst; bold where it is not clearly below chance."""
     rows = []
     for rate in RATES:
-        ends = {model: ending(table, model, rate) for model in MODELS}
-        cells = {LABELS[m]: f'{e:.2f}' if e < 0.9 * CHANCE else f'**{e:.2f}**' for m, e in ends.items()}
-        rows.append({'learning rate': rate, **cells})
+        ends = {model: sorted(map(ending, curves(table, model, rate))) for model in MODELS}
+        cells = {m: ', '.join(f'{e:.2f}' if e < 0.9 * CHANCE else f'**{e:.2f}**' for e in ends[m]) for m in MODELS}
+        rows.append({'learning rate': rate, **{LABELS[m]: cell for m, cell in cells.items()}})
     return rows
 
 
 def plot(table: Table, path: Path) -> None:
-    """A panel per model, a curve per learning rate."""
+    """A panel per model, a curve per learning rate (the first seed); then the end of every run against the rate."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.8), layout='constrained')
-    for axes, model in zip(figure.subplots(1, len(MODELS), sharey=True), MODELS):
+    figure = Figure(figsize=(14, 3.8), layout='constrained')
+    *panels, last = figure.subplots(1, len(MODELS) + 1, sharey=True)
+    for j, (axes, model) in enumerate(zip(panels, MODELS)):
         for i, rate in enumerate(RATES):
-            steps, losses = (table.values(column, model=model, lr=rate) for column in ('step', 'loss'))
-            axes.plot(steps, [min(loss, 10) for loss in losses], color=f'C{i}', label=f'lr {rate}')
+            steps, losses = (table.values(column, model=model, lr=rate, seed=0) for column in ('step', 'loss'))
+            axes.plot(steps, [cut(loss) for loss in losses], color=f'C{i}', lw=1, label=f'lr {rate}')
+        axes.set(title=LABELS[model], xlabel='step')
+        ends = [[cut(ending(losses)) for losses in curves(table, model, rate)] for rate in RATES]
+        last.plot(RATES, [statistics.fmean(e) for e in ends], color=f'C{j}', label=LABELS[model])
+        last.scatter([r for r, e in zip(RATES, ends) for _ in e], [x for e in ends for x in e], color=f'C{j}', s=12)
+    last.set(title='end of every run', xlabel='learning rate')
+    for axes in (*panels, last):
         axes.axhline(CHANCE, color='grey', ls='--', lw=1)
-        axes.set(title=LABELS[model], xlabel='step', yscale='log')
+        axes.set(yscale='log')
         axes.grid(alpha=0.3)
-    axes.figure.axes[0].set(ylabel='training loss (cut at 10; dashed: chance)')
-    axes.legend()
+    panels[0].set(ylabel=f'training loss (cut at {CUT}; dashed: chance)')
+    panels[-1].legend(fontsize=8)
+    last.legend(fontsize=8)
     figure.savefig(path, dpi=150)
+
+
+def cut(loss: float) -> float:
+    return min(loss, CUT) if math.isfinite(loss) else CUT
 
 
 if __name__ == '__main__':

@@ -18,9 +18,12 @@ VARIANTS = {
     'nprf_layer': (PER_LAYER,),
     'nprf_layer_abs': (PER_LAYER, ABSOLUTE),
     'nprf_no_positions': (NO_BIAS, 'model_kwargs.pos_embed=none'),
+    'prf_bias_fast': (PLAIN, FAST_BIAS),
     'softmax_bias': (SOFTMAX, PLAIN),
+    'softmax_bias_fast': (SOFTMAX, PLAIN, FAST_BIAS),
     'nsoftmax': (SOFTMAX, NO_BIAS),
     'nsoftmax_bias': (SOFTMAX,),
+    'nsoftmax_bias_fast': (SOFTMAX, FAST_BIAS),
 }
 
 # what the models of the paper's image table are called in pictures

@@ -2,11 +2,13 @@
 
 python -m nprf_vit.doctor            every backend against the dense oracle, then timed over sizes
 python -m nprf_vit.doctor --quick    the same checks, small sizes
+python -m nprf_vit.doctor --csv F    what was found, as a table too
 
 # B batch, K heads, N tokens, M features, D head dim, H×W grid
 """
 
 import argparse
+import csv
 import itertools
 import math
 import platform
@@ -14,7 +16,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
 import timm
 import torch
@@ -75,6 +78,17 @@ CASES = [
 ]
 
 
+@dataclass
+class Finding:
+    """A line of the table that `--csv` writes."""
+
+    device: str
+    backend: str
+    quantity: str
+    case: str
+    value: float
+
+
 def relative_error(case: Case, backend: str, dtype: torch.dtype, device: str) -> float:
     """The largest error of the output and of the gradients, in units of what is promised."""
     tensors = case.tensors(dtype)
@@ -98,8 +112,8 @@ def relative_error(case: Case, backend: str, dtype: torch.dtype, device: str) ->
     return max(e if math.isfinite(e) else math.inf for e in errors)  # max alone may pass over a nan
 
 
-def check(device: str) -> tuple[list[str], list[str]]:
-    """Prints a line per backend; returns those that can be timed, and what is wrong."""
+def check(device: str) -> tuple[list[Finding], list[str]]:
+    """Prints a line per backend; returns the largest error of each that is sound, and what is wrong."""
     right, wrong = [], []
     for backend in ('direct', 'fft', 'linear', 'window', 'step', 'auto', OPTIONAL):
         if backend == OPTIONAL and device == 'cpu':
@@ -119,7 +133,7 @@ def check(device: str) -> tuple[list[str], list[str]]:
         print(f'  {backend:<8}{"ok" if sound else "WRONG":<6}{len(errors):>3} checks, ', end='')
         print(f'largest error {errors[where]:.2g} of the allowed ({where})')
         if sound:
-            right.append(backend)
+            right.append(Finding(device, backend, 'error, of the allowed', where, errors[where]))
         else:
             wrong.append(f'{backend} on {device} is off by {errors[where]:.2g} times the allowed error ({where})')
     return right, wrong
@@ -164,8 +178,8 @@ def first_fft(point: float) -> int:
     return next(side for side in itertools.count(2) if faster(side))
 
 
-def time_backends(device: str, backends: list[str], sides: list[int], rounds: int) -> None:
-    """Prints milliseconds by size, the winner, and the constant of the cost model that follows.
+def time_backends(device: str, backends: list[str], sides: list[int], rounds: int) -> list[Finding]:
+    """Prints milliseconds by size, the winner, and the constant of the cost model that follows; returns them.
 
     The constant matters where fft and direct are close, so the two sizes at which they are closest give it.
     """
@@ -190,25 +204,39 @@ def time_backends(device: str, backends: list[str], sides: list[int], rounds: in
     print(f'  FFT_POINT {cost.FFT_POINT} in use (nprf_vit/ops/cost.py): auto takes fft from {built_in}x{built_in} on')
     print(f'  FFT_POINT {point:.1f} measured here: it would from {here}x{here} on', end='')
     print('' if min(fitted) < math.log(3) else ' (rough: no size timed has the two within a factor of 3)')
+    times = [Finding(device, b, 'seconds', f'{side}x{side}', s) for side in table for b, s in table[side].items()]
+    return [*times, Finding(device, 'fft', 'FFT_POINT', '', point), Finding(device, 'fft', 'first side', '', here)]
+
+
+def write_findings(path: Path, findings: list[Finding]) -> None:
+    with path.open('w', newline='', encoding='utf-8') as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Finding)], lineterminator='\n')
+        writer.writeheader()
+        writer.writerows({**asdict(finding), 'value': f'{finding.value:.4g}'} for finding in findings)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m nprf_vit.doctor', description=__doc__.splitlines()[0])
     parser.add_argument('--quick', action='store_true', help='time small sizes only')
+    parser.add_argument('--csv', type=Path, metavar='FILE', help='write errors and times there too')
     args = parser.parse_args(argv)
+    if args.csv and not args.csv.parent.is_dir():
+        parser.error(f'--csv {args.csv}: there is no folder {args.csv.parent}')
     devices = ['cpu'] + (['cuda'] if torch.cuda.is_available() else [])
     versions = {'nprf_vit': __version__, 'torch': torch.__version__, 'timm': timm.__version__}
     versions['Python'] = platform.python_version()
     print(', '.join(f'{name} {version}' for name, version in versions.items()))
     print(torch.get_num_threads(), 'CPU threads,', torch.cuda.get_device_name() if devices[1:] else 'no CUDA device')
     sides, rounds = ([8, 14, 20], 2) if args.quick else ([14, 28, 56, 80, 112, 144], 3)
-    wrong = []
+    findings, wrong = [], []
     for device in devices:
         print(f'against the dense oracle on {device}:')
         right, found = check(device)
-        wrong += found
+        findings, wrong = findings + right, wrong + found
         if not found:  # the time of a wrong answer says nothing
-            time_backends(device, right, sides, rounds)
+            findings += time_backends(device, [finding.backend for finding in right], sides, rounds)
+    if args.csv:
+        write_findings(args.csv, findings)
     if wrong:
         print(f'NOT SOUND: {"; ".join(wrong)}')
         return 1

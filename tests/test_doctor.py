@@ -1,15 +1,18 @@
 """The doctor passes a sound installation and notices a broken one. No clock is asserted here."""
 
+import re
+
 import pytest
 import torch
 
 from nprf_vit import doctor
+from nprf_vit.engine.output import read_rows
 from nprf_vit.ops import cost
 
 
 @pytest.fixture
 def untimed(monkeypatch):
-    monkeypatch.setattr(doctor, 'time_backends', lambda *args: None)
+    monkeypatch.setattr(doctor, 'time_backends', lambda *args: [])
 
 
 def test_a_sound_installation(capsys):
@@ -19,6 +22,27 @@ def test_a_sound_installation(capsys):
     assert any('FFT_POINT' in line for line in lines)
     for backend in ('direct', 'fft', 'linear', 'window', 'step', 'auto'):
         assert any(line.startswith(f'  {backend:<8}ok') for line in lines)
+
+
+def test_the_table_has_what_was_printed(tmp_path, capsys):
+    assert doctor.main(['--quick', '--csv', str(tmp_path / 'doctor.csv')]) == 0
+    rows, printed = read_rows(tmp_path / 'doctor.csv'), capsys.readouterr().out
+    errors = {row['backend']: row for row in rows if row['quantity'].startswith('error')}
+    assert list(errors) == ['direct', 'fft', 'linear', 'window', 'step', 'auto']
+    for row in errors.values():
+        [said] = re.findall(rf'^  {row["backend"]} .* largest error (\S+) of the allowed', printed, re.MULTILINE)
+        assert float(row['value']) == pytest.approx(float(said), rel=0.06)  # two digits
+    times = [row for row in rows if row['quantity'] == 'seconds']
+    assert {row['case'] for row in times} == {'8x8', '14x14', '20x20'} and len(times) == 3 * 4
+    [point] = [float(row['value']) for row in rows if row['quantity'] == 'FFT_POINT']
+    [said] = re.findall(r'FFT_POINT (\S+) measured here', printed)
+    assert point == pytest.approx(float(said), abs=0.06)
+
+
+def test_a_table_without_a_folder_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        doctor.main(['--csv', 'missing/doctor.csv'])
+    assert 'there is no folder missing' in capsys.readouterr().err
 
 
 def flipped(phi_q, phi_k, v, bias=None, *args, _real=doctor.kernel_attention, **kwargs):

@@ -7,12 +7,12 @@ from nprf_vit.engine import curves
 from nprf_vit.engine.output import read_rows
 
 EXPERIMENTS = {
-    'ordering': (ordering, {'SEEDS': 2, 'FACTOR_SEEDS': 1}),
+    'ordering': (ordering, {'SEEDS': 1, 'FACTOR_SEEDS': 1}),
     'conversion': (conversion, {}),
     'ablations': (ablations, {'SEEDS': 1}),
-    'stability': (stability, {}),
+    'stability': (stability, {'SEEDS': 1, 'RATES': ('1e-3', '1e0')}),
     'bits_per_dim': (bits_per_dim, {'SEEDS': 1}),
-    'resolution': (resolution, {}),
+    'resolution': (resolution, {'SEEDS': 1}),
 }
 
 
