@@ -16,7 +16,7 @@ from benchmarks.variants import DEIT, runs
 from nprf_vit.engine.config import Config
 from nprf_vit.engine.validate import validate
 
-SEEDS = 2
+SEEDS = 1
 SCALES = (1.5, 2.0, 3.0)
 IMAGES = 2500
 TUNE = ('epochs=1', 'epoch_steps=60', 'warmup_epochs=0', 'global_batch=32', 'batch_size=32', 'lr=5e-4')

@@ -13,7 +13,7 @@ from benchmarks.runs import Lab, Run, Table, main
 from benchmarks.variants import LABELS, VARIANTS
 from nprf_vit.engine.output import read_rows
 
-SEEDS = 3
+SEEDS = 2
 RATES = ('1e-3', '3e-3', '1e-2', '3e-2', '1e-1', '3e-1', '1e0')
 MODELS = ('prf', 'nprf', 'nprf_bias', 'softmax')
 # nothing that would hide an instability: no clipping, no warm-up, no decay

@@ -9,7 +9,7 @@ from . import fft, toeplitz, window
 
 # Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`; both measured on two
 # CPU cores by `python -m benchmarks.attention --constants`. Other devices use the same constant until measured there.
-FFT_POINT = 13.0
+FFT_POINT = 8.5
 
 
 def choose_backend(

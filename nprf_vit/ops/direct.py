@@ -4,6 +4,7 @@
 # A tile is kc heads × qr rows of queries × kr rows of keys; q = qr·W queries, k = kr·W keys; bc batch items share it.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,13 +13,15 @@ import torch.nn.functional as F
 
 from . import linear
 from .offsets import offsets_shape, sum_offsets, toeplitz_view
+from .scratch import Scratch
 
 # Beyond e^20 between the extremes of c, rows that see only small offsets get their own maximum (an exp per tile).
 WIDE = 20.0
-# Up to 256 queries × 1024 keys, and as many heads as make a million scores: 4 MB. One head of 4096 keys was half as
-# slow again at 96×96, because two threads then share each product. A grid whose shorter side is above 256 takes whole
-# rows. Backward keeps four arrays of that kind.
-_QUERIES, _KEYS, _TILE = 256, 1024, 1 << 20
+# 256 queries × 1024 keys, and as many heads as make a million scores: 4 MB. One head of 4096 keys was half as slow
+# again at 96×96, because two threads then share each product. Where heads do not come in fours, more queries instead,
+# up to 1024: an odd product of 256 rows keeps one core busy, not two. A grid whose shorter side is above 256 takes
+# whole rows. Backward keeps four arrays of that kind.
+_QUERIES, _KEYS, _TILE, _FEW = 256, 1024, 1 << 20, 4
 
 
 def forward(phi_q, phi_k, v, bias, grid, causal):
@@ -30,7 +33,7 @@ def forward(phi_q, phi_k, v, bias, grid, causal):
     phi_q, phi_k, v, bias, grid, swapped = _tall(phi_q, phi_k, v, bias, grid)
     weights = _Weights.build(bias, grid, causal)
     num, den = torch.empty_like(v), v.new_empty(*v.shape[:3], 1)
-    scratch = _Scratch()
+    scratch = Scratch()
     for t in _tiles(phi_q.shape, v.dtype, grid, causal, _TILE):
         c, flip = weights.tile(t, share=phi_q.shape[0] > 1)
         for b in t.batches:
@@ -62,7 +65,7 @@ def backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad):
     weights = _Weights.build(bias, grid, causal)
     d_q, d_k, d_v = torch.zeros_like(phi_q), torch.zeros_like(phi_k), torch.zeros_like(v)
     d_bias = torch.zeros_like(bias) if bias_grad else None
-    scratch = _Scratch()
+    scratch = Scratch()
     for t in _tiles(phi_q.shape, v.dtype, grid, causal, _TILE):
         c, flip = weights.tile(t, share=phi_q.shape[0] > 1)
         d_c = []
@@ -114,25 +117,6 @@ class _Tile:
         return self.k_len // self.width
 
 
-class _Scratch:
-    """Memory allocated once and viewed in each tile's shape: fresh pages cost as much as the arithmetic."""
-
-    def __init__(self):
-        self.memory, self.shapes = {}, {}
-
-    def buffer(self, key, shape, like, zero=False):
-        """Memory in the given shape; with `zero`, zeros but for what was written into it in the same shape."""
-        size = torch.Size(shape).numel()
-        if key not in self.memory or self.memory[key].numel() < size:
-            self.memory[key] = torch.empty(size, dtype=like.dtype, device=like.device)
-            self.shapes.pop(key, None)
-        view = self.memory[key][:size].view(shape)
-        if zero and self.shapes.get(key) != shape:
-            view.zero_()
-            self.shapes[key] = shape
-        return view
-
-
 def _tiles(shape, dtype, grid, causal, budget) -> Iterator[_Tile]:
     batch, heads, n, _ = shape
     height, width = grid
@@ -140,7 +124,14 @@ def _tiles(shape, dtype, grid, causal, budget) -> Iterator[_Tile]:
     q_rows, k_rows = max(1, _QUERIES // width), max(1, _KEYS // width)
     q_rows, k_rows = min(q_rows, height), min(k_rows, height)
     group = max(1, budget // (q_rows * k_rows * width * width))
-    h_step, b_step = min(heads, group), max(1, group // heads)
+    if group > _FEW:
+        h_step, b_step = math.ceil(heads / math.ceil(heads / group)), max(1, group // heads)
+    else:
+        h_step = math.gcd(heads, group)
+        b_step = math.gcd(batch, group // h_step) if h_step == heads else 1
+        more = group // (h_step * b_step)
+        # causal: half of what a block on the diagonal computes is thrown away
+        q_rows = min(q_rows * (min(more, 2) if causal else more), height)
     batches = tuple(slice(b, min(b + b_step, batch)) for b in range(0, batch, b_step))
     for h in range(0, heads, h_step):
         for y in range(0, height, q_rows):

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 import torch
 
 from . import direct, linear, toeplitz
+from .scratch import Scratch
 
-# Bytes of one complex array of a chunk. Two to four megabytes were fastest on 32 MB of shared cache, and four times
-# slower at 32 MB.
-_CHUNK_BYTES = 3 << 20
+# Bytes of one complex array of a chunk on a grid, and on a sequence, which has one transform less in flight: the
+# fastest on 32 MB of shared cache. Half or twice as much costs up to a fifth more, ten times as much four times.
+_GRID_BYTES, _SEQUENCE_BYTES = 3 << 20, 6 << 20
 # Causal: dense below this length; above it each level adds the left half of a segment to its right half.
 CAUSAL_BLOCK = 512
 # Rounding of one product, per log2 of its length, in units in the last place of ‖c‖₂·‖u‖₂. Searched for the worst:
@@ -93,16 +94,28 @@ class _Grid:
     def __init__(self, c, grid):
         self.grid = grid
         self.padded = toeplitz.padded_size(*grid)
-        self.spectrum = toeplitz.spectrum(c, self.padded)  # K, P, Q'
+        self.spectrum = toeplitz.spectrum(c, self.padded)  # K, Q', P
         self.cells = self.padded[0] * (self.padded[1] // 2 + 1)
+        self.chunk_bytes = _GRID_BYTES if self.padded[0] > 1 else _SEQUENCE_BYTES
+        self.scratch = Scratch()
 
     def source(self, x):
         return x.unflatten(-1, self.grid)
 
     target = source
 
-    def source_transform(self, x):
-        return toeplitz.forward_transform(x, self.padded)
+    def source_transform(self, a, b):
+        """Transform of a·b, as toeplitz.forward_transform, in padding that stays zero from chunk to chunk."""
+        (height, width), (p, q) = self.grid, self.padded
+        shape = torch.broadcast_shapes(a.shape, b.shape)[:-2]
+        x = self.scratch.buffer(('x', *shape), (*shape, height, q), a, zero=True)
+        torch.mul(a, b, out=x[..., :width])
+        f = torch.fft.rfft(x, dim=-1).transpose(-1, -2)  # ..., Q', H
+        if p == 1:
+            return f
+        y = self.scratch.buffer(('y', *shape), (*shape, q // 2 + 1, p), f, zero=True)
+        y[..., :height] = f
+        return torch.fft.fft(y, dim=-1)  # ..., Q', P
 
     target_transform = source_transform
 
@@ -112,7 +125,7 @@ class _Grid:
     source_inverse = target_inverse
 
     def correlation(self, target, source):
-        return (torch.conj_physical(target) * source).sum((1, 2))  # g, P, Q'
+        return (torch.conj_physical(target) * source).sum((1, 2))  # g, Q', P
 
     def add_offsets(self, d_c, cross):
         d_c += toeplitz.table_from_spectrum(cross, self.padded, *self.grid)
@@ -124,6 +137,8 @@ class _Halves:
     Later tokens never enter an earlier one's sums, so rounding cannot look ahead. Lags run from 1 to 2L-1: a circular
     product of length 2L holds them.
     """
+
+    chunk_bytes = _SEQUENCE_BYTES
 
     def __init__(self, c, half, n):
         self.half, self.n = half, n
@@ -144,11 +159,11 @@ class _Halves:
     def target(self, x):
         return self._segments(x)[..., self.half :]
 
-    def source_transform(self, x):
-        return torch.fft.rfft(x, n=2 * self.half, dim=-1)
+    def source_transform(self, a, b):
+        return torch.fft.rfft(a * b, n=2 * self.half, dim=-1)
 
-    def target_transform(self, x):
-        return torch.fft.rfft(torch.nn.functional.pad(x, (self.half, 0)), dim=-1)
+    def target_transform(self, a, b):
+        return torch.fft.rfft(torch.nn.functional.pad(a * b, (self.half, 0)), dim=-1)
 
     def target_inverse(self, f):
         return torch.fft.irfft(f, n=2 * self.half, dim=-1)[..., self.half :]
@@ -177,8 +192,8 @@ def _forms(c, grid, causal):
 
 def _accumulate(form, phi_q, phi_k, v, acc):
     for g, f, e, spectrum in _chunks(form, phi_k, v):
-        u = form.source(phi_k[g, f, None]) * form.source(v[g, None, e])  # g, f, e, ...
-        y = form.target_inverse(form.source_transform(u).mul_(spectrum))
+        u = form.source_transform(form.source(phi_k[g, f, None]), form.source(v[g, None, e]))  # g, f, e, Q', P
+        y = form.target_inverse(u.mul_(spectrum))
         y = y.mul_(form.target(phi_q[g, f, None]))
         form.target(acc[g, e]).add_(y.sum(1) if y.shape[1] > 1 else y[:, 0])
 
@@ -190,7 +205,7 @@ def _accumulate_gradients(form, inputs, outputs, d_c):
     for g, f, e, spectrum in _chunks(form, phi_k, v):
         q, w = form.target(phi_q[g, f, None]), form.target(grad[g, None, e])
         k, value = form.source(phi_k[g, f, None]), form.source(v[g, None, e])
-        source, target = form.source_transform(k * value), form.target_transform(q * w)  # g, f, e, ..., Q'
+        source, target = form.source_transform(k, value), form.target_transform(q, w)  # g, f, e, Q', P
         if d_c is not None:
             for i, row in enumerate(form.correlation(target, source), start=g.start):
                 cross[i % cross.shape[0]] += row
@@ -205,14 +220,14 @@ def _accumulate_gradients(form, inputs, outputs, d_c):
 
 def _chunks(form, phi_k, v) -> Iterator[tuple[slice, slice, slice, torch.Tensor]]:
     heads, features, columns = phi_k.shape[0], phi_k.shape[1], v.shape[1]
-    channels = max(1, _CHUNK_BYTES // (2 * v.dtype.itemsize * form.cells))
+    channels = max(1, form.chunk_bytes // (2 * v.dtype.itemsize * form.cells))
     e_step = math.ceil(columns / math.ceil(columns / channels))
     f_step = min(features, max(1, channels // columns))
     g_step = min(heads, max(1, channels // (columns * features)))
     for g in range(0, heads, g_step):
         g_end = min(g + g_step, heads)
         which = torch.arange(g, g_end, device=v.device) % form.spectrum.shape[0]
-        spectrum = form.spectrum[which][:, None, None]  # g, 1, 1, ..., Q'
+        spectrum = form.spectrum[which][:, None, None]  # g, 1, 1, Q', P
         for f in range(0, features, f_step):
             for e in range(0, columns, e_step):
                 yield slice(g, g_end), slice(f, min(f + f_step, features)), slice(e, min(e + e_step, columns)), spectrum

@@ -2,6 +2,7 @@
 
 # K heads, N tokens, H×W grid (N = H·W), P×Q padded grid, Q' = Q/2+1, C channels
 # A sequence is a 1×N grid: its transforms along y have length 1 and are left out.
+# Spectra are (Q', P), frequencies along x first, so that both transforms run along contiguous memory.
 """
 
 import torch
@@ -27,20 +28,22 @@ def padded_size(height: int, width: int) -> tuple[int, int]:
 
 
 def forward_transform(x: torch.Tensor, padded: tuple[int, int]) -> torch.Tensor:
-    """(..., H, W) real -> (..., P, Q') complex, transforming only the H rows that are not padding along x."""
-    x = torch.fft.rfft(x, n=padded[1], dim=-1)  # ..., H, Q'
-    return torch.fft.fft(x, n=padded[0], dim=-2) if padded[0] > 1 else x
+    """(..., H, W) real -> (..., Q', P) complex, transforming only the H rows that are not padding along x."""
+    x = torch.fft.rfft(x, n=padded[1], dim=-1).transpose(-1, -2)  # ..., Q', H
+    if padded[0] == 1:
+        return x
+    return torch.fft.fft(torch.nn.functional.pad(x, (0, padded[0] - x.shape[-1])), dim=-1)  # ..., Q', P
 
 
 def inverse_transform(f: torch.Tensor, padded: tuple[int, int], height: int, width: int) -> torch.Tensor:
-    """(..., P, Q') complex -> (..., H, W) real, the upper left corner, leaving out the rows below it along x."""
+    """(..., Q', P) complex -> (..., H, W) real, the upper left corner, leaving out the rows below it along x."""
     if padded[0] > 1:
-        f = torch.fft.ifft(f, dim=-2)[..., :height, :]  # ..., H, Q'
-    return torch.fft.irfft(f, n=padded[1], dim=-1)[..., :width]
+        f = torch.fft.ifft(f, dim=-1)[..., :height]  # ..., Q', H
+    return torch.fft.irfft(f.transpose(-1, -2), n=padded[1], dim=-1)[..., :width]
 
 
 def spectrum(table: torch.Tensor, padded: tuple[int, int]) -> torch.Tensor:
-    """Spectrum (..., P, Q') of the product with table (..., 2H-1, 2W-1), table[dy+H-1, dx+W-1], (dy, dx) = key - query.
+    """Spectrum (..., Q', P) of the product with table (..., 2H-1, 2W-1), table[dy+H-1, dx+W-1], (dy, dx) = key - query.
 
     The product is a correlation, y_i = Σ_j t_{j-i} x_j: a circular convolution with the table at -δ modulo (P, Q).
     """
@@ -49,15 +52,15 @@ def spectrum(table: torch.Tensor, padded: tuple[int, int]) -> torch.Tensor:
     flipped = table.flip(-2, -1)  # offset -δ at index δ+H-1
     kernel[..., : 2 * rows - 1, : 2 * cols - 1] = flipped
     kernel = kernel.roll((-(rows - 1), -(cols - 1)), dims=(-2, -1))
-    f = torch.fft.rfft(kernel, dim=-1)
-    return torch.fft.fft(f, dim=-2) if padded[0] > 1 else f
+    f = torch.fft.rfft(kernel, dim=-1).transpose(-1, -2).contiguous()  # ..., Q', P
+    return torch.fft.fft(f, dim=-1) if padded[0] > 1 else f
 
 
 def table_from_spectrum(f: torch.Tensor, padded: tuple[int, int], height: int, width: int) -> torch.Tensor:
     """Correlations Σ_i g_i x_{i+δ} as a table (..., 2H-1, 2W-1), from their cross-spectrum conj(F(g))·F(x)."""
     if padded[0] > 1:
-        f = torch.fft.ifft(f, dim=-2)
-    kernel = torch.fft.irfft(f, n=padded[1], dim=-1)  # ..., P, Q at δ modulo (P, Q)
+        f = torch.fft.ifft(f, dim=-1)
+    kernel = torch.fft.irfft(f.transpose(-1, -2), n=padded[1], dim=-1)  # ..., P, Q at δ modulo (P, Q)
     kernel = kernel.roll((height - 1, width - 1), dims=(-2, -1))
     return kernel[..., : 2 * height - 1, : 2 * width - 1]
 
@@ -80,7 +83,7 @@ def toeplitz_matmul(table: torch.Tensor, x: torch.Tensor, grid_size: tuple[int, 
         table = table.to(dtype).view(heads, 2 * height - 1, 2 * width - 1)
         padded = padded_size(height, width)
         grid = x.to(dtype).transpose(-1, -2).unflatten(-1, (height, width))  # B, K, C, H, W
-        f = forward_transform(grid, padded) * spectrum(table, padded).unsqueeze(1)  # B, K, C, P, Q'
+        f = forward_transform(grid, padded) * spectrum(table, padded).unsqueeze(1)  # B, K, C, Q', P
         y = inverse_transform(f, padded, height, width)  # B, K, C, H, W
         return y.flatten(-2).transpose(-1, -2).to(x.dtype)
 

@@ -12,7 +12,7 @@ EXPERIMENTS = {
     'ablations': (ablations, {'SEEDS': 1}),
     'stability': (stability, {'SEEDS': 1, 'RATES': ('1e-3', '1e0')}),
     'bits_per_dim': (bits_per_dim, {'SEEDS': 1}),
-    'resolution': (resolution, {'SEEDS': 1}),
+    'resolution': (resolution, {}),
 }
 
 

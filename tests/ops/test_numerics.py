@@ -370,11 +370,11 @@ def forward_and_backward(case, function):
     return run
 
 
-LONG = [
-    pytest.param({'grid_size': (32, 32)}, id='32x32'),
-    pytest.param({'grid_size': (8, 128)}, id='8x128'),
-    pytest.param({'n': 1024}, id='seq1024'),
-    pytest.param({'n': 1024, 'causal': True}, id='causal1024'),
+LONG = [  # so long that the tiles of fixed size, up to 16 MB when sheared, are less than n·n
+    pytest.param({'grid_size': (48, 48)}, id='48x48'),
+    pytest.param({'grid_size': (8, 256)}, id='8x256'),
+    pytest.param({'n': 2048}, id='seq2048'),
+    pytest.param({'n': 2048, 'causal': True}, id='causal2048'),
 ]
 
 
