@@ -1,13 +1,16 @@
 """The zoo table: parameters and multiply-adds of every entry point at 224 px, as markdown.
 
-python -m benchmarks.zoo
+python -m benchmarks.zoo            writes docs/results/zoo.csv; on the meta device, so it takes seconds
+python -m benchmarks.zoo --quick    the tiny models only; writes nothing unless --output says where
 """
 
 import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from tqdm import tqdm
 
 import nprf_vit  # noqa: F401  registers the models
+from benchmarks.measure import destination, markdown, options, write_csv
 
 
 def attend_flops(phi_q, phi_k, v, bias, far, height, width, causal, *args, **kwargs) -> int:
@@ -37,12 +40,17 @@ def count(name: str, pixels: int = 224) -> tuple[float, float]:
     return sum(p.numel() for p in model.parameters()) / 1e6, flops / 2e9
 
 
-def main() -> None:
-    print('| entry point | parameters, M | GMACs at 224 px |')
-    print('|---|---|---|')
-    for name in [*timm.list_models(module='kernel_deit'), 'deit_base_patch16_224']:
+def main(argv: list[str] | None = None) -> None:
+    args = options(__doc__).parse_args(argv)
+    names = [*timm.list_models(module='kernel_deit'), 'deit_base_patch16_224']
+    rows = []
+    for name in tqdm([n for n in names if 'tiny' in n] if args.quick else names):
         parameters, gmacs = count(name)
-        print(f'| `{name}` | {parameters:.2f} | {gmacs:.2f} |')
+        rows.append({'entry point': name, 'parameters, M': f'{parameters:.2f}', 'GMACs at 224 px': f'{gmacs:.2f}'})
+    print(markdown(rows))
+    output = destination(args)
+    if output:
+        write_csv(output / 'zoo.csv', rows)
 
 
 if __name__ == '__main__':
