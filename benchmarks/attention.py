@@ -1,6 +1,6 @@
 """Attention alone, beside scaled_dot_product_attention and the FFT that public code offers.
 
-python -m benchmarks.attention              all sizes, about 8 minutes on two cores; writes docs/results/attention.*
+python -m benchmarks.attention              all sizes, about 12 minutes on two cores; writes docs/results/attention.*
 python -m benchmarks.attention --quick      small sizes, seconds; writes nothing unless --output says where
 python -m benchmarks.attention --constants  only the constant of the cost model
 
@@ -56,12 +56,12 @@ FULL = [
     Case(14, 30, 1.25, batch=8),
     Case(32, 15, 1.15),
     Case(64, 7, 1.15, window=0.5),
-    Case(96, 3, 1.15, window=0.25),
-    Case(128, 2, 1.15, window=0.111),
+    Case(96, 7, 1.15, window=0.25),
+    Case(128, 5, 1.15, window=0.111),
     Case(192, 1, 0.6, window=0.05),
     Case(256, 1, None, sdpa=False, window=0.0),
     Case(32, 9, 1.4, backward=True),
-    Case(64, 5, 1.4, backward=True),
+    Case(64, 9, 1.4, backward=True),
     Case(None, 9, 1.15, heads=8, length=3072),
 ]
 QUICK = [Case(12, 2, None, window=0.0), Case(8, 2, None, backward=True), Case(None, 2, None, heads=2, length=600)]

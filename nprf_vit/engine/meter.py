@@ -1,5 +1,7 @@
 """Training loss over an epoch and over a logging interval, the same to the last bit however often it is interrupted."""
 
+import math
+
 import torch
 
 from .distributed import Place
@@ -35,9 +37,9 @@ class LossMeter:
         return values
 
     def take(self, span: str) -> float:
-        """The mean over 'epoch' or 'interval' so far, starting it anew."""
+        """The mean over 'epoch' or 'interval' so far, starting it anew; nan where every step was skipped."""
         self.flush()
-        mean = self.sums[span] / max(self.counts[span], 1)
+        mean = self.sums[span] / self.counts[span] if self.counts[span] else math.nan
         self.sums[span], self.counts[span] = 0.0, 0
         return mean
 

@@ -69,6 +69,13 @@ def test_the_step_is_skipped_counted_and_written_down(scans, tmp_path, monkeypat
     assert_same_end(tmp_path / 'whole', tmp_path / 'out')
 
 
+def test_the_loss_of_skipped_steps_alone_is_no_number(scans, tmp_path, monkeypatch):
+    poison(monkeypatch, {6, 7, 8, 9, 10})
+    run_here(tmp_path, **{**scans, 'log_interval': 5})
+    for name, column in (('steps.csv', 'loss'), ('summary.csv', 'train_loss')):
+        assert [math.isnan(float(row[column])) for row in read_rows(tmp_path / name)] == [False, True]
+
+
 def test_too_many_in_a_row_end_the_run(scans, tmp_path, monkeypatch):
     poison(monkeypatch, {2, 4, 5, 7, 8, 9})
     with pytest.raises(RunError, match='3 steps in a row up to step 9 .* last checkpoint is that of step 5'):
