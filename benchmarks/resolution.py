@@ -112,7 +112,7 @@ def plot(table: Table, path: Path) -> None:
         axes.set_xticks((1.0, *SCALES))
         axes.grid(alpha=0.3)
     panels[0].set(ylabel='top-1, %')
-    panels[0].legend(fontsize=8)
+    panels[1].legend(fontsize=8, loc='lower left')  # where no curve goes
     figure.savefig(path, dpi=150)
 
 
