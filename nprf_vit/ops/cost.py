@@ -7,9 +7,11 @@ import math
 
 from . import fft, toeplitz, window
 
-# Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`; both measured on two
-# CPU cores by `python -m benchmarks.attention --constants`. Other devices use the same constant until measured there.
-FFT_POINT = 8.5
+# Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`, on two CPU cores:
+# 8 to 9.7 for sizes that are powers of two, but for a factor 3 (`python -m benchmarks.attention --constants`), 13 for
+# others and for long sequences (`nprf_vit.doctor`, benchmarks.length). The geometric mean of 8.5 and 13, so that either
+# is at most 1.25 times off. Other devices use the same constant until measured there.
+FFT_POINT = 10.5
 
 
 def choose_backend(
