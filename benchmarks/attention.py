@@ -1,6 +1,6 @@
 """Attention alone, beside scaled_dot_product_attention and the FFT that public code offers.
 
-python -m benchmarks.attention              all sizes, about 12 minutes on two cores; writes docs/results/attention.*
+python -m benchmarks.attention              all sizes, about 9 minutes on two cores; writes docs/results/attention.*
 python -m benchmarks.attention --quick      small sizes, seconds; writes nothing unless --output says where
 python -m benchmarks.attention --constants  only the constant of the cost model
 
