@@ -8,8 +8,8 @@ import math
 from . import fft, toeplitz, window
 
 # Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`, on two CPU cores:
-# 8 to 9.7 for sizes that are powers of two, but for a factor 3 (`python -m benchmarks.attention --constants`), 13 for
-# others and for long sequences (`nprf_vit.doctor`, benchmarks.length). The geometric mean of 8.5 and 13, so that either
+# 8 to 9.7 for sizes that are powers of two, but for a factor 3 (`python -m benchmarks.attention --constants`), 12 to 13
+# for others and for sequences (`nprf_vit.doctor`, benchmarks.length). The geometric mean of 8.5 and 13, so that either
 # is at most 1.25 times off. Other devices use the same constant until measured there.
 FFT_POINT = 10.5
 
