@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from ..errors import InputError, first_line
 from .atomic import replace_file
@@ -20,8 +21,8 @@ FORMAT = 2
 _KNOWN = (1, FORMAT)  # 1 had no checksum
 LAST = 'last.pt'
 # a damaged file may raise almost any of these, depending on the byte that is wrong
-_DAMAGE = (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
-_DAMAGE += (AssertionError, MemoryError, OverflowError, pickle.UnpicklingError, struct.error)
+DAMAGE = (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+DAMAGE += (AssertionError, MemoryError, OverflowError, pickle.UnpicklingError, struct.error, SafetensorError)
 
 
 def save_checkpoint(content: dict[str, Any], path: Path, keep: int | None = None) -> None:
@@ -90,7 +91,7 @@ def read_checkpoint(path: str | Path, any_format: bool = False) -> dict[str, Any
     path = check_file(path)
     try:
         content = torch.load(path, map_location='cpu', weights_only=True)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise unreadable(path, error) from error
     ours = isinstance(content, dict) and content.get('format') in _KNOWN
     if not ours and not (any_format and isinstance(content, dict)):

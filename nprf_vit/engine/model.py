@@ -17,7 +17,7 @@ from ..data.seeding import derive_seed
 from ..errors import InputError
 from ..layers import RelPosBias
 from ..models import KernelVisionTransformer, PixelTransformer
-from .checkpoint import check_file, unreadable
+from .checkpoint import DAMAGE, check_file, unreadable
 from .config import Config
 
 _logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def read_weights(path: str, use_ema: bool = False) -> dict[str, torch.Tensor]:
     check_file(path)
     try:
         return load_state_dict(path, use_ema=use_ema)
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except DAMAGE as error:
         raise unreadable(path, error) from error
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from nprf_vit.engine.build import build_training
 from nprf_vit.engine.distributed import process_group
@@ -60,6 +61,15 @@ def test_resume_from_a_damaged_file(tmp_path, content):
     (tmp_path / 'last.pt').write_bytes(content)
     with pytest.raises(InputError, match='cannot read checkpoint'):
         run_here(tmp_path, resume='auto')
+
+
+@pytest.mark.parametrize('length', [0, 5, 300, 5000])
+def test_published_weights_that_were_cut(tmp_path, length):
+    whole, file = tmp_path / 'whole.safetensors', tmp_path / 'cut.safetensors'
+    save_file({'weight': torch.zeros(2000)}, whole)
+    file.write_bytes(whole.read_bytes()[:length])
+    with pytest.raises(InputError, match='cannot read checkpoint .*cut.safetensors'):
+        validate(small_config(), ONE, str(file))
 
 
 def test_resume_from_a_foreign_file(tmp_path):
