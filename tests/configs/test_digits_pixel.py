@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.histogram import histogram_bits
+from experiments.histogram import histogram_bits
 from nprf_vit.engine.checkpoint import read_checkpoint
 from nprf_vit.engine.config_file import load_config
 from nprf_vit.engine.train import train

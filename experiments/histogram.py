@@ -1,4 +1,4 @@
-"""Bits per dimension of a histogram per pixel, the simplest model of digits: python -m benchmarks.histogram"""
+"""Bits per dimension of a histogram per pixel, the simplest model of digits: python -m experiments.histogram"""
 
 import numpy as np
 

@@ -4,15 +4,15 @@ A bias interpolated, or continued by a constant beyond its radius, beside interp
 of softmax, in this family's ViT (no class token) and in timm's DeiT. Images: the 28 pixels of Fashion-MNIST reduced
 to 12, 18 and 24, and enlarged to 36.
 
-python -m benchmarks.resolution --data-dir DIR    writes docs/results/resolution.csv and .png
-python -m benchmarks.resolution --quick           tiny models on the embedded digits
+python -m experiments.resolution --data-dir DIR    writes docs/results/resolution.csv and .png
+python -m experiments.resolution --quick           tiny models on the embedded digits
 """
 
 import sys
 from pathlib import Path
 
-from benchmarks.runs import Lab, Run, Table, main, passed, quiet, said
-from benchmarks.variants import DEIT, runs
+from experiments.runs import Lab, Run, Table, main, passed, quiet, said
+from experiments.variants import DEIT, runs
 from nprf_vit.engine.config import Config
 from nprf_vit.engine.validate import validate
 

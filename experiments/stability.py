@@ -1,7 +1,7 @@
 """Where training breaks: loss curves of PRF, of NPRF and of softmax at increasing constant learning rates.
 
-python -m benchmarks.stability --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/stability.csv and .png
-python -m benchmarks.stability --quick           tiny models on the embedded digits
+python -m experiments.stability --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/stability.csv and .png
+python -m experiments.stability --quick           tiny models on the embedded digits
 """
 
 import math
@@ -9,8 +9,8 @@ import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.runs import Lab, Run, Table, main
-from benchmarks.variants import LABELS, VARIANTS
+from experiments.runs import Lab, Run, Table, main
+from experiments.variants import LABELS, VARIANTS
 from nprf_vit.engine.output import read_rows
 
 SEEDS = 2

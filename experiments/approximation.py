@@ -1,7 +1,7 @@
 """Error of random-feature attention against the norm of queries and keys (the paper's first figure, right).
 
-python -m benchmarks.approximation            100 seeds, some minutes; writes docs/results/approximation*
-python -m benchmarks.approximation --quick    seconds; writes nothing unless --output says where
+python -m experiments.approximation            100 seeds, some minutes; writes docs/results/approximation*
+python -m experiments.approximation --quick    seconds; writes nothing unless --output says where
 
 One query and 1024 keys of width 64, uniform on the sphere of radius R. A is the row of softmax weights, Â its estimate.
 Then the variance of one score, predicted and measured, and the number of features that an error asks for; docs/math.md,

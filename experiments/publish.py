@@ -1,6 +1,6 @@
 """Make of a finished run what others need to check its number: weights, configuration, history, checksums.
 
-python -m benchmarks.publish --run output/fashion_mnist --output docs/results/fashion_mnist
+python -m experiments.publish --run output/fashion_mnist --output docs/results/fashion_mnist
 """
 
 import argparse

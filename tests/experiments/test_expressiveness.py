@@ -6,7 +6,7 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from benchmarks import expressiveness as bench
+from experiments import expressiveness as bench
 
 
 def test_quick_run_writes_tables_and_a_picture(tmp_path, capsys):

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from benchmarks import approximation as bench
+from experiments import approximation as bench
 
 
 def test_quick_run_writes_tables_and_a_picture(tmp_path, capsys):

@@ -3,8 +3,8 @@
 {standard, normalized} × {absolute positions, relative bias instead, the same learning 30 times as fast}, 4 to 1024
 features, five draws of each.
 
-python -m benchmarks.conversion --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/conversion.csv and .png
-python -m benchmarks.conversion --quick           tiny models on the embedded digits
+python -m experiments.conversion --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/conversion.csv and .png
+python -m experiments.conversion --quick           tiny models on the embedded digits
 """
 
 import statistics
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.runs import Lab, Run, Table, main, passed, quiet
-from benchmarks.variants import long_runs
+from experiments.runs import Lab, Run, Table, main, passed, quiet
+from experiments.variants import long_runs
 from nprf_vit.convert import convert
 from nprf_vit.engine.build import build_evaluation
 from nprf_vit.engine.config import Config

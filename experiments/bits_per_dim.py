@@ -1,16 +1,16 @@
 """The order of the paper's ImageNet32 table at small scale: bits per dimension of 8×8 digits, same budget for all.
 
-python -m benchmarks.bits_per_dim            scikit-learn's digits; writes docs/results/bits_per_dim.csv and .png
-python -m benchmarks.bits_per_dim --quick    tiny models, a few steps
+python -m experiments.bits_per_dim            scikit-learn's digits; writes docs/results/bits_per_dim.csv and .png
+python -m experiments.bits_per_dim --quick    tiny models, a few steps
 """
 
 import sys
 from pathlib import Path
 
-from benchmarks.histogram import histogram_bits
-from benchmarks.pictures import dots
-from benchmarks.runs import PIXEL, Lab, Run, Table, main, said
-from benchmarks.variants import FAST_BIAS
+from experiments.histogram import histogram_bits
+from experiments.pictures import dots
+from experiments.runs import PIXEL, Lab, Run, Table, main, said
+from experiments.variants import FAST_BIAS
 
 SEEDS = 3
 BUDGET = ('epochs=16',)  # of 44 steps of 32 images; the demonstration in docs/pixel.md has 40
@@ -22,7 +22,7 @@ VARIANTS = {
     'softmax': ('model=softmax_pixel_imagenet32', 'model_kwargs.rel_pos=none'),
     'softmax_bias': ('model=softmax_pixel_imagenet32', 'model_kwargs.pos_embed=none'),
     'nprf_bias_abs': (),
-    # a bias that learns 30 times as fast, as in benchmarks/variants.py
+    # a bias that learns 30 times as fast, as in experiments/variants.py
     'nprf_bias_fast': ('model_kwargs.pos_embed=none', FAST_BIAS),
     'softmax_bias_fast': ('model=softmax_pixel_imagenet32', 'model_kwargs.pos_embed=none', FAST_BIAS),
     'nprf_bias_fast_abs': (FAST_BIAS,),

@@ -1,15 +1,15 @@
 """The order of the paper's image table at small scale, and what moves it: positions, bias, learning rate, length.
 
-python -m benchmarks.ordering --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/ordering.csv and .png
-python -m benchmarks.ordering --quick           tiny models on the embedded digits
+python -m experiments.ordering --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/ordering.csv and .png
+python -m experiments.ordering --quick           tiny models on the embedded digits
 """
 
 import sys
 from pathlib import Path
 
-from benchmarks.pictures import dots
-from benchmarks.runs import Lab, Table, main, said
-from benchmarks.variants import LABELS, long_runs, runs
+from experiments.pictures import dots
+from experiments.runs import Lab, Table, main, said
+from experiments.variants import LABELS, long_runs, runs
 
 SEEDS, FACTOR_SEEDS = 3, 2
 # the table's four, and those with a bias that learns faster: three seeds, and three times as long

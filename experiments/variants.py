@@ -1,6 +1,6 @@
 """The models that the small experiments compare, by name: what each sets in configs/fashion_12px.yaml."""
 
-from benchmarks.runs import Run
+from experiments.runs import Run
 
 NO_BIAS, PLAIN, SOFTMAX = 'model_kwargs.rel_pos=none', 'model_kwargs.normalize=false', 'model_kwargs.kernel=softmax'
 ABSOLUTE, PER_LAYER, FAST_BIAS = 'model_kwargs.pos_embed=learn', 'model_kwargs.rel_pos=layer', 'rel_pos_lr_scale=30'

@@ -1,7 +1,7 @@
 """Patch features of a photograph at three resolutions, drawn by their principal components.
 
-python -m benchmarks.dense_features            ten minutes on one busy core; writes docs/results/dense_features.png
-python -m benchmarks.dense_features --quick    a few steps on small images; writes nothing unless --output says where
+python -m experiments.dense_features            ten minutes on one busy core; writes docs/results/dense_features.png
+python -m experiments.dense_features --quick    a few steps on small images; writes nothing unless --output says where
 
 The backbone is an `nprf_deit_tiny` that learns to fill in masked patches of scikit-learn's two sample photographs, at
 112 px; nobody publishes weights for this family yet. Then it sees one of them at other sizes, none of them square, its

@@ -1,6 +1,6 @@
 import torch
 
-from benchmarks import dense_features
+from experiments import dense_features
 
 
 def test_quick_run_draws_a_picture(tmp_path, capsys):

@@ -1,7 +1,7 @@
 """What attention with a relative bias expresses and a dot product of width d cannot (the paper's Proposition 1).
 
-python -m benchmarks.expressiveness            a 14x14 grid and a sequence, seconds; writes docs/results/expressiveness*
-python -m benchmarks.expressiveness --quick    smaller; writes nothing unless --output says where
+python -m experiments.expressiveness            14x14 grid and a sequence, seconds; writes docs/results/expressiveness*
+python -m experiments.expressiveness --quick    smaller; writes nothing unless --output says where
 
 softmax(B) = softmax(QKᵀ) exactly if B is QKᵀ plus a constant per row, hence of rank d+1 at most: a bias matrix of a
 higher rank is out of reach for every Q and K. Sharper: with the row constants removed, B(I - 11ᵀ/N), the rank to

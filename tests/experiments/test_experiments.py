@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import ablations, bits_per_dim, conversion, ordering, resolution, runs, stability
+from experiments import ablations, bits_per_dim, conversion, ordering, resolution, runs, stability
 from nprf_vit.engine import curves
 from nprf_vit.engine.output import read_rows
 

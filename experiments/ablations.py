@@ -2,16 +2,16 @@
 
 Twice: the bias learns at the rate of the rest, and 30 times as fast.
 
-python -m benchmarks.ablations --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/ablations.csv and .png
-python -m benchmarks.ablations --quick           tiny models on the embedded digits
+python -m experiments.ablations --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/ablations.csv and .png
+python -m experiments.ablations --quick           tiny models on the embedded digits
 """
 
 import sys
 from pathlib import Path
 
-from benchmarks.pictures import dots
-from benchmarks.runs import Lab, Run, Table, main, said
-from benchmarks.variants import runs
+from experiments.pictures import dots
+from experiments.runs import Lab, Run, Table, main, said
+from experiments.variants import runs
 
 SEEDS = 2
 FEATURES = (8, 16, 32, 64)

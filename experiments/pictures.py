@@ -1,6 +1,6 @@
 """What the experiments' pictures have in common."""
 
-from benchmarks.runs import mean_and_spread
+from experiments.runs import mean_and_spread
 
 
 def dots(
