@@ -7,9 +7,9 @@ from pathlib import Path
 from nprf_vit.engine.config_file import load_config, override
 from nprf_vit.engine.distributed import process_group
 from nprf_vit.engine.dry_run import dry_run
-from nprf_vit.engine.preemption import EXIT_CODE, Preemption
+from nprf_vit.engine.preemption import Preemption
 from nprf_vit.engine.train import train
-from nprf_vit.errors import InputError, RunError, in_one_line
+from nprf_vit.errors import Exit, InputError, RunError, exit_with
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -26,7 +26,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0 at the end of the run; 75 when preempted; 2 for a mistake in the input, 1 for a run that cannot go on."""
+    """Returns one of `nprf_vit.errors.Exit`."""
     args = parse(argv)
     try:
         config = load_config(args.config, args.set)
@@ -37,11 +37,10 @@ def main(argv: list[str] | None = None) -> int:
             if args.dry_run:
                 dry_run(config, place)
             elif train(config, place, folder, args.resume, preempted) is None:
-                return EXIT_CODE
+                return Exit.PREEMPTED
     except (InputError, RunError) as error:
-        print(in_one_line(error), file=sys.stderr)
-        return 2 if isinstance(error, InputError) else 1
-    return 0
+        return exit_with(error)
+    return Exit.DONE
 
 
 if __name__ == '__main__':

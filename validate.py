@@ -6,7 +6,7 @@ import sys
 from nprf_vit.engine.config_file import load_config, make_config, override
 from nprf_vit.engine.distributed import process_group
 from nprf_vit.engine.validate import validate
-from nprf_vit.errors import InputError, in_one_line
+from nprf_vit.errors import Exit, InputError, RunError, exit_with
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -36,10 +36,9 @@ def main(argv: list[str] | None = None) -> int:
             config = override(config, data_dir=args.data_dir)
         with process_group(config.device, config.threads, config.stall_timeout) as place:
             validate(config, place, args.checkpoint, args.json)
-    except InputError as error:
-        print(in_one_line(error), file=sys.stderr)
-        return 2
-    return 0
+    except (InputError, RunError) as error:
+        return exit_with(error)
+    return Exit.DONE
 
 
 if __name__ == '__main__':

@@ -1,12 +1,38 @@
+"""What may go wrong, told in one line, and the exit codes by which scripts know it (docs/reliability.md)."""
+
+import contextlib
+import enum
 import os
+import sys
+
+
+class Exit(enum.IntEnum):
+    """All exit codes of the commands; those from 64 on are named after sysexits.h."""
+
+    DONE = 0
+    FAILED = 1  # the run cannot go on, or a crash
+    INPUT = 2  # a mistake in what was given; argparse's code too
+    STALLED = 70  # EX_SOFTWARE: a rank shows no sign of life
+    NOT_SAVED = 74  # EX_IOERR: the work was done, and what it was done for could not be written
+    PREEMPTED = 75  # EX_TEMPFAIL: nothing is wrong, start the same command again
 
 
 class InputError(ValueError):
     """A mistake in what the user gave (a file, a folder, a value), told in one message with what would be right."""
 
+    exit_code = Exit.INPUT
+
 
 class RunError(RuntimeError):
     """A run that cannot go on, told in one message with what there is to continue from."""
+
+    exit_code = Exit.FAILED
+
+
+class NotSaved(RunError):
+    """Results or a checkpoint that the disk did not take in the end, told with what is missing."""
+
+    exit_code = Exit.NOT_SAVED
 
 
 class BadImage(InputError):
@@ -23,3 +49,10 @@ def in_one_line(error: BaseException) -> str:
     """What a command says before it ends, with the rank where it is not the main one."""
     rank = os.environ.get('RANK', '0')
     return f'error: {error}' if rank == '0' else f'error (rank {rank}): {error}'
+
+
+def exit_with(error: InputError | RunError) -> Exit:
+    """Say what went wrong, as far as anyone listens; returns the exit code."""
+    with contextlib.suppress(OSError):  # the log may lie on the disk that is full
+        print(in_one_line(error), file=sys.stderr, flush=True)
+    return error.exit_code

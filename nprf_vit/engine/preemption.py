@@ -4,7 +4,9 @@ import signal
 from types import FrameType
 from typing import Any
 
-EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, start the same command again
+from ..errors import Exit
+
+EXIT_CODE = Exit.PREEMPTED
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 

@@ -9,7 +9,9 @@ import time
 
 import torch.distributed as dist
 
-STALLED = 70  # exit code; EX_SOFTWARE of sysexits.h
+from ..errors import Exit
+
+STALLED = Exit.STALLED
 
 # in the order in which a micro-batch, and then the step, passes through them; who is behind is who the others wait for
 PHASES = ('starting', 'waiting for data', 'forward', 'backward', 'agreeing', 'update', 'evaluation')
