@@ -1,5 +1,6 @@
 """DataLoaders over the fixed order. timm's loaders fit neither: they erase on the device and pad evaluation."""
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,9 +8,9 @@ import torch
 from timm.data.dataset import IterableImageDataset
 from torch.utils.data import DataLoader, get_worker_info
 
-from ..errors import InputError
+from ..errors import BadImage, InputError, first_line
 from .order import EvalBatches, TrainBatches
-from .samples import EvalSamples, TrainSamples, Transform
+from .samples import ATTEMPTS, EvalSamples, TrainSamples, Transform
 from .seeding import derive_seed, seeded
 from .sources import ImageSource
 from .workers import setup_worker
@@ -37,7 +38,10 @@ def eval_loader(source: ImageSource, transform: Transform, config: Any, rank: in
 
 
 class _StreamTransform:
-    """A transform for streams, which have no index: seeded by the count of images that this worker has seen."""
+    """A transform for streams, which have no index: seeded by the count of images that this worker has seen.
+
+    One that raises is tried again with other random numbers: a stream has no place for a stand-in and its note.
+    """
 
     def __init__(self, transform: Transform, seed: int, rank: int):
         self.transform, self.seed, self.rank = transform, seed, rank
@@ -50,8 +54,14 @@ class _StreamTransform:
         worker = get_worker_info()
         parts = self.epoch, self.rank, worker.id if worker else 0, self.count
         self.count += 1
-        with seeded(derive_seed(self.seed, 'stream', *parts)):
-            return self.transform(image)
+        for attempt in range(ATTEMPTS):
+            with seeded(derive_seed(self.seed, 'stream', *parts, *([attempt] if attempt else []))):
+                try:
+                    return self.transform(image)
+                except Exception as error:
+                    problem = f'image {self.count} of a stream: {type(error).__name__}: {first_line(error)}'
+                    warnings.warn(f'cannot augment {problem}; tried again with other random numbers', stacklevel=1)
+        raise BadImage(f'cannot augment {problem}, and {ATTEMPTS} times so')
 
 
 class StreamLoader:

@@ -1,46 +1,60 @@
 """Datasets whose samples depend on their key alone."""
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, Subset
 
-from ..errors import BadImage
+from ..errors import BadImage, first_line
 from .order import Key
 from .seeding import derive_seed, seeded
 from .sources import ImageSource
 
 Transform = Callable[[Any], torch.Tensor]
 ATTEMPTS = 64  # with half of all images unreadable, one in 10^19 samples finds no stand-in
+_UNAUGMENTED = 'cannot augment'
+
+
+def is_augmentation(problem: str) -> bool:
+    """Whether a note, without its index, tells of a failed augmentation and not of an unreadable image."""
+    return problem.startswith(_UNAUGMENTED)
 
 
 class TrainSamples(Dataset):
     """Augmented samples: the random numbers of (epoch, index, repeat) are drawn from that key and the seed.
 
-    Each comes with a note, empty unless the image could not be read: then another image stands in for it, chosen by
-    (seed, epoch, index), and the note has the index and the reason.
+    Each comes with a note, empty unless the image could not be read or its augmentation failed: then another image
+    stands in for it, chosen by (seed, epoch, index), and the note has the index and the reason.
     """
 
     def __init__(self, source: ImageSource, transform: Transform, seed: int):
         self.source, self.transform, self.seed = source, transform, seed
 
     def __getitem__(self, key: Key) -> tuple[torch.Tensor, Any, str]:
-        with seeded(derive_seed(self.seed, 'augment', *key)):
-            try:
-                image, target = self.source[key[1]]
-                note = ''
-            except BadImage as error:
-                image, target = self._stand_in(key)
-                note = f'{key[1]} {error}'
-            return self.transform(image), target, note
+        note, problem, failed = '', '', 0
+        for index in self._candidates(key):
+            # what failed might fail again with the same random numbers: each failed augmentation has others follow
+            with seeded(derive_seed(self.seed, 'augment', *key, *([failed] if failed else []))):
+                try:
+                    image, target = self.source[index]
+                    return _apply(self.transform, image, self.source, index, _UNAUGMENTED), target, note
+                except _FailedTransform as error:
+                    failed += 1
+                    problem = str(error)
+                except BadImage as error:
+                    problem = str(error)
+                note = note or f'{index} {problem}'  # a stand-in gets its own note when its own turn comes
+        what = 'read or augmented' if failed else 'read'
+        raise BadImage(
+            f'{ATTEMPTS} images chosen at random from {self.source.name} cannot be {what}, the last: {problem}'
+        )
 
-    def _stand_in(self, key: Key) -> tuple[Any, Any]:
+    def _candidates(self, key: Key) -> Iterator[int]:
+        """The image of a key, then its stand-ins."""
+        yield key[1]
         for attempt in range(ATTEMPTS):
-            with contextlib.suppress(BadImage):  # it gets its own note when its own turn comes
-                return self.source[derive_seed(self.seed, 'stand-in', *key[:2], attempt) % len(self.source)]
-        raise BadImage(f'{ATTEMPTS} images chosen at random from {self.source.name} cannot be read')
+            yield derive_seed(self.seed, 'stand-in', *key[:2], attempt) % len(self.source)
 
 
 class EvalSamples(Dataset):
@@ -58,13 +72,28 @@ class EvalSamples(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, Any, int, str]:
         try:
             image, target = self.source[index]
+            return _apply(self.transform, image, self.source, index, 'cannot transform'), target, index, ''
         except BadImage as error:
             return *self._blank(), index, f'{index} {error}'
-        return self.transform(image), target, index, ''
 
     def _blank(self) -> tuple[torch.Tensor, Any]:
         source = self.source.dataset if isinstance(self.source, Subset) else self.source
         return source.blank(self.transform)
+
+
+class _FailedTransform(BadImage):
+    """An image that was read, and on which a transform raised."""
+
+
+def _apply(transform: Transform, image: Any, source: Any, index: int, what: str) -> torch.Tensor:
+    """Whatever a transform raises is told as the image's fault, with its name: one of 10^8 shall not end a run."""
+    try:
+        return transform(image)
+    except Exception as error:
+        if isinstance(source, Subset):
+            source, index = source.dataset, source.indices[index]
+        name = source.describe(index) if isinstance(source, ImageSource) else f'image {index} of {source.name}'
+        raise _FailedTransform(f'{what} {name}: {type(error).__name__}: {first_line(error)}') from error
 
 
 class SyntheticSamples(Dataset):

@@ -31,7 +31,7 @@ class ImageSource(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         """Raises BadImage for one that cannot be read; timm's own datasets give its neighbour instead."""
-        with reading(lambda: self._describe(index)):
+        with reading(lambda: self.describe(index)):
             if not isinstance(self.dataset, ImageDataset):
                 image, target = self.dataset[index]
                 return to_mode(image, self.mode), int(target)
@@ -46,7 +46,8 @@ class ImageSource(Dataset):
         """What can be batched with the samples."""
         return transform(Image.new(self.mode, (8, 8))), 0
 
-    def _describe(self, index: int) -> str:
+    def describe(self, index: int) -> str:
+        """What messages call an image: its file, where it has one."""
         try:
             return f'image {index} of {self.name}, {self.filename(index)}'
         except (OSError, ValueError, KeyError, AttributeError, SyntaxError):  # some readers open the image for its name

@@ -1,8 +1,10 @@
 """DeiT's augmentation and the centre crop, as timm builds them."""
 
+from collections.abc import Iterator
 from typing import Any
 
-from timm.data import create_transform
+from PIL import Image
+from timm.data import auto_augment, create_transform
 
 from ..errors import InputError, first_line
 from .samples import Transform
@@ -45,6 +47,29 @@ def eval_transform(config: Any, input_size: tuple[int, int, int], mean: tuple, s
 
 def _create(config: Any, input_size: tuple[int, int, int], **args: Any) -> Transform:
     try:
-        return create_transform(input_size, **args)
+        transform = create_transform(input_size, **args)
     except (AssertionError, ValueError, KeyError, IndexError, TypeError) as error:
         raise InputError(f'cannot build the transforms of aa {config.aa}: {first_line(error)}') from error
+    for op in _augment_ops(transform):
+        if op.aug_fn is auto_augment.posterize:
+            op.aug_fn = _posterize
+    return transform
+
+
+def _augment_ops(transform: Any) -> Iterator[auto_augment.AugmentOp]:
+    """The operations among which RandAugment, AugMix or AutoAugment choose; none without any of these."""
+    for part in transform.transforms:
+        if isinstance(part, (auto_augment.RandAugment, auto_augment.AugMixAugment)):
+            yield from part.ops
+        elif isinstance(part, auto_augment.AutoAugment):
+            yield from (op for policy in part.policy for op in policy)
+
+
+def _posterize(image: Image.Image, bits_to_keep: int, **args: Any) -> Image.Image:
+    """timm's, also for the 0 bits that RandAugment's highest level asks for: a black image.
+
+    So did Pillow when DeiT was trained; from 13 on it refuses them.
+    """
+    if bits_to_keep <= 0:  # below 0 where the key aa allows levels above timm's 10, by mmax
+        return Image.new(image.mode, image.size)
+    return auto_augment.posterize(image, bits_to_keep, **args)

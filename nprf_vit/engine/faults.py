@@ -1,13 +1,17 @@
-"""Steps without an update and images that cannot be read: counted, written down, and limited."""
+"""Steps without an update and images that cannot be read or augmented: counted, written down, and limited."""
 
 from pathlib import Path
 
+from ..data.samples import is_augmentation
 from ..errors import RunError
 from .build import Training
 from .line_log import SkipLog
 from .output import write_rows
 from .state import Progress
 from .step import Outcome
+
+LISTED = 100  # failed augmentations that are named: unlike unreadable files, there may be new ones for ever
+MAX_UNAUGMENTED = 0.01  # of all samples so far; more is another augmentation than the configured one
 
 
 class Faults:
@@ -40,11 +44,14 @@ class Faults:
         return [f'step {step} skipped: non-finite {outcome.reason}; its images are in skipped_steps.jsonl']
 
     def _note_images(self, outcome: Outcome) -> list[str]:
-        known = self.progress.bad_images
-        found = {int(i): text for notes in self.run.place.gather(outcome.notes) for i, text in map(_split, notes)}
-        new = {index: text for index, text in sorted(found.items()) if index not in known}
-        known |= new
-        return [f'{text}; another training image takes its place' for text in new.values()]
+        progress = self.progress
+        notes = [_split(note) for part in self.run.place.gather(outcome.notes) for note in part]
+        failed = [(index, text) for index, text in notes if is_augmentation(text)]
+        unreadable = [(index, text) for index, text in notes if not is_augmentation(text)]
+        progress.failed_augmentations += len(failed)
+        new = _add(progress.bad_images, unreadable)
+        new += _add(progress.unaugmented, failed, LISTED - len(progress.unaugmented))
+        return [f'{text}; another training image takes its place' for text in new]
 
     def check(self) -> None:
         """Raise when there is too much of it."""
@@ -59,19 +66,34 @@ class Faults:
                 f'{len(self.progress.bad_images)} training images cannot be read (max_bad_images '
                 f'{config.max_bad_images}), the last: {list(self.progress.bad_images.values())[-1]}'
             )
+        failed, samples = self.progress.failed_augmentations, self.progress.step * config.global_batch
+        if failed > max(config.max_bad_images, MAX_UNAUGMENTED * samples):
+            raise RunError(
+                f'{failed} of {samples} augmentations failed (more than max_bad_images {config.max_bad_images} and '
+                f'than {MAX_UNAUGMENTED:.0%}), the last listed: {list(self.progress.unaugmented.values())[-1]}'
+            )
 
     def write(self) -> None:
         """skipped_steps.jsonl, continued, and bad_images.csv, anew; without cause neither is there. Main rank only."""
         if self.log is not None:
             self.log.flush()
         path = self.folder / 'bad_images.csv'
-        if not self.progress.bad_images:
+        listed = [pair for found in (self.progress.bad_images, self.progress.unaugmented) for pair in found.items()]
+        if not listed:
             path.unlink(missing_ok=True)
             return
-        problems = {index: ' '.join(text.replace(',', ';').split()) for index, text in self.progress.bad_images.items()}
-        write_rows(path, [{'index': index, 'problem': text} for index, text in sorted(problems.items())])
+        problems = [(index, ' '.join(text.replace(',', ';').split())) for index, text in sorted(listed)]
+        write_rows(path, [{'index': index, 'problem': text} for index, text in problems])
 
 
-def _split(note: str) -> tuple[str, str]:
+def _split(note: str) -> tuple[int, str]:
     index, _, text = note.partition(' ')
-    return index, text
+    return int(index), text
+
+
+def _add(known: dict[int, str], found: list[tuple[int, str]], room: int | None = None) -> list[str]:
+    """Note what is wrong with images that were not known, at most `room` of them; returns the new texts."""
+    new = {index: text for index, text in sorted(found) if index not in known}
+    new = dict(list(new.items())[:room])
+    known |= new
+    return list(new.values())

@@ -21,6 +21,8 @@ class Progress:
     best: dict[str, Any] | None = None  # the row of the best epoch, whose weights are in best.pt
     skipped: dict[str, int] = field(default_factory=lambda: {'total': 0, 'epoch': 0, 'in_a_row': 0})
     bad_images: dict[int, str] = field(default_factory=dict)  # index of the training set → what is wrong with it
+    failed_augmentations: int = 0
+    unaugmented: dict[int, str] = field(default_factory=dict)  # the images of the first of these, and the reasons
 
 
 def run_state(run: Training, progress: Progress, meter: LossMeter) -> dict[str, Any]:
@@ -33,6 +35,8 @@ def run_state(run: Training, progress: Progress, meter: LossMeter) -> dict[str, 
         'best': progress.best,
         'skipped': dict(progress.skipped),
         'bad_images': dict(progress.bad_images),
+        'failed_augmentations': progress.failed_augmentations,
+        'unaugmented': dict(progress.unaugmented),
         'meter': meter.state_dict(),
         'state_dict': run.model.state_dict(),
         'state_dict_ema': None if run.ema is None else run.ema.module.state_dict(),
@@ -88,7 +92,8 @@ def restore(run: Training, meter: LossMeter, content: dict[str, Any], origin: st
     run.scaler.load_state_dict(content['scaler'])
     run.scheduler.step_update(step)
     meter.load_state_dict(content['meter'])
-    faults = {name: content[name] for name in ('skipped', 'bad_images') if name in content}
+    names = 'skipped', 'bad_images', 'failed_augmentations', 'unaugmented'
+    faults = {name: content[name] for name in names if name in content}  # older checkpoints lack the later ones
     return Progress(step, content['history'], content['best'], **faults)
 
 

@@ -103,6 +103,8 @@ def _closing(run: Training, progress: Progress, folder: Path) -> str:
     if progress.bad_images:
         lines.append(f'{len(progress.bad_images)} training images could not be read: bad_images.csv')
         lines += [f'  {text}' for _, text in sorted(progress.bad_images.items())]
+    if progress.failed_augmentations:
+        lines.append(f'{progress.failed_augmentations} augmentations failed: bad_images.csv has the first of them')
     if best:
         lines.append(f'best {name} {best[name]:.4g} after epoch {best["epoch"]}; weights in {folder / "best.pt"}')
     return '\n'.join(lines)

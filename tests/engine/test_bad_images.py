@@ -1,10 +1,13 @@
 """Images that cannot be read: replaced in training by a rule and listed, never left out of an evaluation."""
 
+import random
+
 import pytest
 import torch
 
 from nprf_vit.data.samples import TrainSamples
 from nprf_vit.data.sources import ImageSource
+from nprf_vit.engine import faults, inputs
 from nprf_vit.engine.checkpoint import read_checkpoint
 from nprf_vit.engine.output import read_rows
 from nprf_vit.engine.validate import validate
@@ -98,3 +101,54 @@ def test_two_processes_refuse_together(scans, tmp_path):
     file = config_file(tmp_path, **{**scans, 'data_dir': str(root), 'epochs': 1, 'warmup_epochs': 0})
     done = launch('train.py', '--config', file, '--output', tmp_path / 'out', processes=2, expect=1)
     assert 'error: 1 validation images cannot be read' in done.stderr and 'exitcode  : 2' in done.stderr
+
+
+class _Moody:
+    """A transform that raises for one sample in ten, by its random numbers."""
+
+    def __init__(self, transform, share=0.1):
+        self.transform, self.share = transform, share
+
+    def __call__(self, image):
+        if random.random() < self.share:
+            raise ValueError('bits must be between or equal to 1 and 8')
+        return self.transform(image)
+
+
+@pytest.fixture
+def moody(monkeypatch):
+    real = inputs.train_transform
+    monkeypatch.setattr(inputs, 'train_transform', lambda *args: _Moody(real(*args)))
+
+
+def test_failed_augmentations_are_counted_listed_and_survived(moody, scans, tmp_path, capsys):
+    keys = {**scans, 'aug_repeats': 2}
+    run_here(tmp_path / 'a', **keys)
+    said = capsys.readouterr().out
+    rows = read_rows(tmp_path / 'a' / 'bad_images.csv')
+    content = read_checkpoint(tmp_path / 'a' / 'last.pt')
+    total = content['failed_augmentations']
+    assert 10 < total < 60 and f'{total} augmentations failed: bad_images.csv has the first of them' in said
+    assert 5 < len(rows) == len(content['unaugmented']) <= total and content['bad_images'] == {}
+    assert all('cannot augment image' in row['problem'] and 'ValueError: bits' in row['problem'] for row in rows)
+    assert said.count('another training image takes its place') == len(rows)
+    run_here(tmp_path / 'b', stop_at=7, workers=2, **keys)
+    run_here(tmp_path / 'b', resume='auto', **keys)
+    assert_same_end(tmp_path / 'a', tmp_path / 'b')
+
+
+def test_a_share_of_failed_augmentations_ends_the_run(moody, scans, tmp_path):
+    message = r'\d+ of \d+ augmentations failed \(more than max_bad_images 8 and than 1%\), .*ValueError: bits'
+    with pytest.raises(RunError, match=message):
+        run_here(tmp_path / 'out', max_bad_images=8, **scans)
+    assert read_rows(tmp_path / 'out' / 'bad_images.csv')
+
+
+def test_a_rare_failure_never_ends_it_and_is_not_listed_for_ever(scans, tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, 'MAX_UNAUGMENTED', 0.5)
+    monkeypatch.setattr(faults, 'LISTED', 4)
+    real = inputs.train_transform
+    monkeypatch.setattr(inputs, 'train_transform', lambda *args: _Moody(real(*args)))
+    run_here(tmp_path / 'out', max_bad_images=0, **scans)
+    assert len(read_rows(tmp_path / 'out' / 'bad_images.csv')) == 4
+    assert read_checkpoint(tmp_path / 'out' / 'last.pt')['failed_augmentations'] > 10
