@@ -69,10 +69,12 @@ def attend_backward(
     """Gradients of phi_q, phi_k, v, bias and far; those of bias and far empty where there are none."""
     options = height, width, causal, positive, backend
     with without_autocast(v):
-        if positive and den.dtype == torch.float32 and den.amin() < _SMALL:
+        if positive and den.dtype == torch.float32 and (den < _SMALL).any():  # amin would be NaN if any row is
             inputs = _double(phi_q, phi_k, v, bias, far)
             z, den = attend(*inputs, *options)
             return tuple(x.float() for x in attend_backward(*inputs, z, den, grad.double(), *options, bias_grad))
+        if positive:  # a row that sees no key of any weight is zero, whatever its inputs: no gradient
+            den = den.masked_fill(den <= torch.finfo(den.dtype).tiny, torch.inf)
         # z = num/den: the gradient of num is g/den, that of den is -(g·z)/den
         scaled = grad / den.unsqueeze(-1)
         grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, D+1

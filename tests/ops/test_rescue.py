@@ -1,0 +1,47 @@
+"""Denominators too small for float32, and rows that see no key at all: values, gradients, and the rows beside them."""
+
+import pytest
+import torch
+
+from nprf_vit.ops import kernel_attention
+
+
+def features(*shape, seed=0):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) + 0.1
+
+
+def call(phi_q, phi_k, v, bias, causal=True, backend='direct'):
+    leaves = [x.detach().requires_grad_() for x in (phi_q, phi_k, v, bias) if x is not None]
+    z = kernel_attention(*leaves, causal=causal, backend=backend)
+    return z, torch.autograd.grad(z.sum() + z[0].square().sum(), leaves)
+
+
+@pytest.mark.parametrize(('backend', 'biased'), [('direct', True), ('direct', False), ('fft', True), ('linear', False)])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64], ids=['float32', 'float64'])
+def test_rows_without_keys_are_zero_and_have_no_gradient(backend, biased, dtype):
+    phi_q, phi_k, v = features(2, 1, 7, 4), features(2, 1, 7, 4, seed=1), torch.randn(2, 1, 7, 3)
+    phi_k[0, :, :3] = 0  # the first three tokens of one item see nothing
+    bias = torch.randn(1, 13) if biased else None
+    phi_q, phi_k, v, bias = (None if x is None else x.to(dtype) for x in (phi_q, phi_k, v, bias))
+    z, grads = call(phi_q, phi_k, v, bias, backend=backend)
+    assert (z[0, :, :3] == 0).all()
+    assert all(g.isfinite().all() for g in grads)
+    assert (grads[0][0, :, :3] == 0).all()
+    # the rows that do see keys, alone: the same gradients
+    tail = [x[:, :, 3:].clone() for x in (phi_q, phi_k, v)]
+    _, expected = call(*[x[:1] for x in tail], None if bias is None else bias[:, 3:-3].clone(), backend=backend)
+    for g, e in zip(grads[:3], expected[:3]):
+        torch.testing.assert_close(g[:1, :, 3:], e, rtol=2e-3, atol=1e-5)
+
+
+def test_a_nan_in_one_item_leaves_the_rescue_of_another_on():
+    phi_q, phi_k, v = features(2, 1, 5, 4), features(2, 1, 5, 4, seed=1), torch.randn(2, 1, 5, 3)
+    _, expected = call(phi_q[1:], phi_k[1:], v[1:], None)
+    phi_q[1], phi_k[1] = phi_q[1] * 1e-20, phi_k[1] * 1e-20
+    phi_q[0, 0, 2] = float('nan')
+    leaves = [x.requires_grad_() for x in (phi_q, phi_k, v)]
+    z = kernel_attention(*leaves, causal=True, backend='direct')[1:]
+    grads = torch.autograd.grad(z.sum() + z[0].square().sum(), leaves)
+    assert all(g[1].isfinite().all() for g in grads)
+    torch.testing.assert_close(grads[2][1], expected[2][0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads[0][1] * 1e-20, expected[0][0], rtol=1e-3, atol=1e-5)
