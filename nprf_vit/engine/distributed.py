@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from ..errors import InputError
+from ..errors import InputError, RunError, first_line
 from ..processes import die_with_parent
 from .meeting import meet
 from .pulse import Pulse, Watchdog
@@ -110,17 +110,16 @@ def process_group(device: str = 'auto', threads: int | None = None, stall_timeou
     rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
     local_rank = int(os.environ.get('LOCAL_RANK', 0))
     chosen = choose_device(device, local_rank)
-    if world == 1:
-        place = Place(rank, world, local_rank, chosen)
-        with Watchdog(place.pulse, 0, 1, None, stall_timeout):
-            yield place
-        return
-    # collectives wait longer than the watchdog, which knows more about who is missing
-    patience = timedelta(seconds=2 * stall_timeout + 60)
-    store, _, _ = next(dist.rendezvous('env://', timeout=patience))
-    store = meet(store, rank, world, patience)
-    place = Place(rank, world, local_rank, chosen, dist.PrefixStore('words', store))
-    with Watchdog(place.pulse, rank, world, dist.PrefixStore('pulse', store.clone()), stall_timeout):
+    pulse = Pulse()
+    with Watchdog(pulse, rank, world, stall_timeout) as watchdog:
+        if world == 1:
+            yield Place(rank, world, local_rank, chosen, pulse=pulse)
+            return
+        # collectives wait longer than the watchdog, which knows more about who is missing
+        patience = timedelta(seconds=2 * stall_timeout + 60)
+        store = _own_store(rank, world, patience, pulse)
+        address = f'{os.environ.get("MASTER_ADDR")}:{os.environ.get("MASTER_PORT")}'
+        watchdog.follow(dist.PrefixStore('pulse', store.clone()), address)
         on_gpu = chosen.type == 'cuda'
         dist.init_process_group(
             'nccl' if on_gpu else 'gloo',
@@ -131,6 +130,16 @@ def process_group(device: str = 'auto', threads: int | None = None, stall_timeou
             device_id=chosen if on_gpu else None,
         )
         try:
-            yield place
+            yield Place(rank, world, local_rank, chosen, dist.PrefixStore('words', store), pulse)
         finally:
             dist.destroy_process_group()
+
+
+def _own_store(rank: int, world: int, patience: timedelta, pulse: Pulse) -> dist.Store:
+    """The part of the store that belongs to this start of the group."""
+    try:
+        store, _, _ = next(dist.rendezvous('env://', timeout=patience))
+        # waiting for the others is no stall as long as the store answers
+        return meet(store, rank, world, patience, lambda: pulse.enter('joining the group'))
+    except (dist.DistError, OSError) as error:
+        raise RunError(f'rank {rank} cannot join the group: {first_line(error)}') from error

@@ -8,6 +8,7 @@ that none of their predecessors can have used.
 import json
 import time
 import uuid
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -17,20 +18,29 @@ from ..errors import RunError
 _PAUSE = 0.05  # seconds
 
 
-def meet(store: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.Store:
+def meet(
+    store: dist.Store, rank: int, world: int, timeout: timedelta, alive: Callable[[], None] = lambda: None
+) -> dist.Store:
     """The part of `store` that belongs to this start; returns when all ranks are there.
 
     Every rank shows a word made up for the occasion. Rank 0 reads them out with a word of its own until each of the
-    others has heard its present word and said so.
+    others has heard its present word and said so. `alive` is called whenever the store has answered.
     """
     deadline = time.monotonic() + timeout.total_seconds()
+
+    def pause() -> None:
+        alive()
+        if time.monotonic() > deadline:
+            raise RunError(f'rank {rank} waited in vain for the other ranks to start')
+        time.sleep(_PAUSE)
+
     own = uuid.uuid4().hex
     store.set(f'hello/{rank}', own)
-    name = _call(store, own, world, deadline) if rank == 0 else _answer(store, rank, own, deadline)
+    name = _call(store, own, world, pause) if rank == 0 else _answer(store, rank, own, pause)
     return dist.PrefixStore(f'start/{name}', store)
 
 
-def _call(store: dist.Store, own: str, world: int, deadline: float) -> str:
+def _call(store: dist.Store, own: str, world: int, pause: Callable[[], None]) -> str:
     others = range(1, world)
     said = None
     while True:
@@ -41,24 +51,18 @@ def _call(store: dist.Store, own: str, world: int, deadline: float) -> str:
         if all(_read(store, f'heard/{rank}') == f'{own} {words[rank]}' for rank in others):
             store.set(f'complete/{own}', '1')
             return own
-        _pause(deadline, 0)
+        pause()
 
 
-def _answer(store: dist.Store, rank: int, own: str, deadline: float) -> str:
+def _answer(store: dist.Store, rank: int, own: str, pause: Callable[[], None]) -> str:
     while True:
         roster = json.loads(_read(store, 'roster') or '{"name": "", "words": {}}')
         if roster['words'].get(str(rank)) == own:
             store.set(f'heard/{rank}', f'{roster["name"]} {own}')
             if _read(store, f'complete/{roster["name"]}'):
                 return roster['name']
-        _pause(deadline, rank)
+        pause()
 
 
 def _read(store: dist.Store, key: str) -> str:
     return store.get(key).decode() if store.check([key]) else ''
-
-
-def _pause(deadline: float, rank: int) -> None:
-    if time.monotonic() > deadline:
-        raise RunError(f'rank {rank} waited in vain for the other ranks to start')
-    time.sleep(_PAUSE)

@@ -1,20 +1,27 @@
 """A rank that stalls is named, with its phase, and the group does not wait for ever."""
 
+import contextlib
+import os
 import signal
+import subprocess
+import time
 
 import pytest
+import torch.distributed as dist
 
-from nprf_vit.engine.pulse import PHASES, STALLED, Pulse, Watchdog
+from nprf_vit.engine.pulse import PHASES, STALLED, Pulse, Seen, Watchdog
 
 from .running import config_file, in_child, launch
 
 
-def watchdog(states, timeout=10.0):
+def watchdog(states, silent=None, answered=None, timeout=10.0):
     """As rank 0 sees it: by rank (step, phase, seconds since the last sign of life, micro-batch), at time 100."""
-    dog = Watchdog(Pulse(), 0, len(states), None, timeout)
+    dog = Watchdog(Pulse(), 0, len(states), timeout)
+    dog.clock, dog.answered = 100.0, answered
     for rank, (step, phase, ago, *micro_step) in enumerate(states):
-        dog.seen[rank] = ([step, *(micro_step or [0]), PHASES.index(phase), 1], 100 - ago)
-    return dog.stalled(100.0)
+        state = [step, *(micro_step or [0]), PHASES.index(phase), 1]
+        dog.seen[rank] = Seen(state, 100 - ago, 7, 100 - (silent or {}).get(rank, 0))
+    return dog.stalled()
 
 
 def test_the_rank_behind_is_blamed():
@@ -29,6 +36,83 @@ def test_waiting_for_a_slow_rank_is_no_stall():
     assert watchdog([(5, 'forward', 9), (5, 'forward', 10)]) == {}
 
 
+def test_a_rank_without_a_heartbeat_is_blamed_wherever_it_was():
+    """What it last told may be ahead of those that wait for it."""
+    states = [(3, 'forward', 11), (3, 'backward', 11), (3, 'forward', 11)]
+    assert watchdog(states, silent={1: 11}) == {1: 'silent for 11 s, last in backward, step 3'}
+    assert watchdog(states, silent={1: 9}) == {}  # it is not certain yet, and nobody else is to blame meanwhile
+    assert list(watchdog(states)) == [0, 2]
+
+
+def test_without_the_store_no_rank_is_judged():
+    states = [(3, 'forward', 5), (3, 'forward', 50)]
+    assert watchdog(states, silent={1: 50}, answered=95.0) == {}
+    assert watchdog(states, silent={1: 50}, answered=89.0) == {None: 'no answer for 11 s'}
+
+
+def test_a_process_that_was_frozen_itself_blames_nobody():
+    """Its clock stands still while it is, so that what the others did meanwhile is not counted as silence."""
+
+    def work():
+        pulse = Pulse()
+        with Watchdog(pulse, 0, 2, 1.0) as dog:
+            dog.follow(dist.HashStore(), 'here')
+            dog.seen[1] = Seen([9, 0, 0, 0], dog.clock, 0, dog.clock)
+            thaw = subprocess.Popen(['sh', '-c', f'sleep 3; kill -CONT {os.getpid()}'])
+            os.kill(os.getpid(), signal.SIGSTOP)
+            pulse.enter('starting')
+            time.sleep(0.3)
+            thaw.wait()
+
+    assert in_child(work) == 0
+
+
+class Unreachable(dist.Store):
+    """Answers as a server behind a link that is down: not at all."""
+
+    def set(self, key, value):
+        time.sleep(3600)
+
+
+def test_a_store_that_does_not_answer_ends_the_process(capfd):
+    def work():
+        with Watchdog(Pulse(), 1, 2, 1.0) as dog:
+            dog.follow(Unreachable(), '10.0.0.1:29500')
+            signal.pause()
+
+    assert in_child(work) == STALLED
+    assert 'error (rank 1): the store at 10.0.0.1:29500: no answer for 1 s; this node or' in capfd.readouterr().err
+
+
+def test_leaving_does_not_wait_for_the_store():
+    def work():
+        with Watchdog(Pulse(), 1, 2, 600.0) as dog:
+            dog.interval = 0.01
+            dog.follow(Unreachable(), '10.0.0.1:29500')
+            time.sleep(0.3)
+
+    begin = time.monotonic()
+    assert in_child(work) == 0
+    assert time.monotonic() - begin < 30
+
+
+def test_last_words_that_nobody_takes_do_not_keep_the_process():
+    """Standard error is a pipe that is full."""
+
+    def work():
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b'x' * 4096)
+        os.set_blocking(writer, True)
+        os.dup2(writer, 2)
+        with Watchdog(Pulse(), 0, 1, 0.5):
+            signal.pause()
+
+    assert in_child(work) == STALLED
+
+
 def test_every_entrance_is_a_sign_of_life():
     pulse = Pulse()
     pulse.enter('evaluation', 7)
@@ -39,7 +123,7 @@ def test_every_entrance_is_a_sign_of_life():
 
 def test_a_single_process_that_stalls_ends():
     def work():
-        with Watchdog(Pulse(), 0, 1, None, 0.5):
+        with Watchdog(Pulse(), 0, 1, 0.5):
             signal.pause()
 
     assert in_child(work) == STALLED
