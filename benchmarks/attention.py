@@ -1,13 +1,12 @@
 """Attention alone, beside scaled_dot_product_attention and the FFT that public code offers.
 
-python -m benchmarks.attention              all sizes, about 9 minutes on two cores; writes docs/results/attention.*
+python -m benchmarks.attention              all sizes, about 9 minutes on two cores; writes to a new folder in output/
 python -m benchmarks.attention --quick      small sizes, seconds; writes nothing unless --output says where
-python -m benchmarks.attention --constants  only the constant of the cost model
+python -m benchmarks.attention --constants  only the constant of the cost model; writes nothing
 
 # B batch, K heads, N tokens, M features, D head dim
 """
 
-import argparse
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,8 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.layer import Layer, plain_fft
-from benchmarks.measure import RESULTS, interleave, peak_memory, ratio, save
+from benchmarks.measure import interleave, peak_memory, ratio
+from benchmarks.report import Report, options, save_figure
 from nprf_vit.ops import choose_backend, kernel_attention
 from nprf_vit.ops.cost import fitted_fft_point
 
@@ -26,7 +26,7 @@ BOTH = 192**2  # up to here direct and fft are both timed, beyond only the one t
 
 @dataclass
 class Case:
-    """One size; `target` is the largest ratio to the first contender that the project promises."""
+    """One size; `target` is the largest ratio to the first contender that we hold ourselves to."""
 
     side: int | None
     rounds: int
@@ -36,7 +36,7 @@ class Case:
     length: int = 0  # of a causal sequence, instead of a grid
     backward: bool = False
     sdpa: bool = True
-    window: float | None = None  # promise for a bias that is constant beyond 13 tokens
+    window: float | None = None  # target for a bias that is constant beyond 13 tokens
 
     @property
     def n(self):
@@ -173,7 +173,7 @@ def plot(rows: list[dict], path: Path) -> None:
     axes[0].legend()
     figure.suptitle('12 heads, D=64, M=32, float32, two CPU cores; feature maps included')
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 def measure(cases: list[Case], bar) -> list[dict]:
@@ -183,25 +183,24 @@ def measure(cases: list[Case], bar) -> list[dict]:
         base = next(iter(runs)) if case.sdpa else None
         bar.set_description(case.name)
         seconds = interleave(runs, case.rounds, bar, warm_up=case.rounds > 1)
-        promised = {'auto': case.target, 'window, radius 13': case.window}
-        rows += [row(case.name, case.n, name, seconds, base, promised.get(name)) for name in runs]
+        targets = {'auto': case.target, 'window, radius 13': case.window}
+        rows += [row(case.name, case.n, name, seconds, base, targets.get(name)) for name in runs]
     return rows
 
 
-def report(rows: list[dict]) -> None:
+def show(rows: list[dict]) -> None:
     for r in rows:
         against = f'{r["ratio"]:>7}x' if r['ratio'] else ' ' * 8
-        promised = f'  promised {r["target"]}x' if r['target'] else ''
+        target = f'  target {r["target"]}x' if r['target'] else ''
         peak = f'  peak {r["peak_mb"]} MB' if r['peak_mb'] != '' else ''
-        print(f'{r["case"]:45} {r["contender"]:24} {r["seconds"]:>9} s {against}{promised}{peak}')
+        print(f'{r["case"]:45} {r["contender"]:24} {r["seconds"]:>9} s {against}{target}{peak}')
 
 
 def main(argv=None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--quick', action='store_true', help='small sizes only')
+    parser = options(__doc__)
     parser.add_argument('--constants', action='store_true', help='only what the cost model needs')
-    parser.add_argument('--output', type=Path, help='folder for attention.csv and attention.png')
     args = parser.parse_args(argv)
+    report = Report(None, args.quick) if args.constants else Report.of(args, 'attention')
     cases = QUICK if args.quick else FULL
     if args.constants:
         cases = [c for c in FULL if c.batch == 1 and c.side and 32 <= c.side <= 192 and not c.backward]
@@ -211,9 +210,10 @@ def main(argv=None) -> None:
         if not args.constants:
             rows += against_plain_fft(*((8, 2) if args.quick else (48, 3)), bar)
             rows += memory(12 if args.quick else 64)
-    report(rows)
+    report.banner()
+    show(rows)
     print('\n'.join(constants(rows)))
-    save(args.output or (None if args.quick or args.constants else RESULTS), 'attention', rows, plot)
+    report.save({'attention': rows}, {'attention': lambda path: plot(rows, path)})
 
 
 if __name__ == '__main__':

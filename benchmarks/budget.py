@@ -1,6 +1,6 @@
 """GPU-days that each configuration should take, an estimate from its operations; no GPU is needed to make it.
 
-python -m benchmarks.budget            every table row; seconds; writes docs/results/budget.csv
+python -m benchmarks.budget            every table row; seconds; writes to a new folder in output/
 python -m benchmarks.budget --quick    one row; writes nothing unless --output says where
 
 On the machine itself `train.py --config FILE --dry-run` measures instead.
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import nprf_vit  # noqa: F401  registers the models
-from benchmarks.measure import destination, markdown, options, write_csv
+from benchmarks.report import Report, options
 from benchmarks.zoo import count_flops
 from nprf_vit.engine.config import Config
 from nprf_vit.engine.config_file import load_config
@@ -73,13 +73,11 @@ def estimate(path: Path) -> dict:
 
 def main(argv: list[str] | None = None) -> None:
     args = options(__doc__).parse_args(argv)
+    report = Report.of(args, 'budget')
     paths = sorted(ROOT.glob('configs/imagenet*/*.yaml'))
     rows = [estimate(path) for path in (paths[:1] if args.quick else paths)]
-    print(markdown(rows))
-    output = destination(args)
-    if output:
-        write_csv(output / 'budget.csv', rows)
-        print(f'wrote {output / "budget.csv"}')
+    report.table(rows)
+    report.save({'budget': rows})
 
 
 if __name__ == '__main__':

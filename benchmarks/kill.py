@@ -27,7 +27,7 @@ from nprf_vit.engine.checksum import checksum
 from nprf_vit.engine.output import read_rows
 from nprf_vit.errors import InputError
 
-from .measure import RESULTS, write_csv
+from .report import Report, fresh_folder
 
 TIMING = ('images_per_s', 'data_wait', 'seconds')
 
@@ -134,13 +134,14 @@ def main() -> int:
     parser.add_argument('--epochs', type=int, default=5)
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--signal', default='SIGKILL', choices=('SIGKILL', 'SIGTERM', 'SIGINT', 'SIGUSR1'))
-    parser.add_argument('--name', default='kill', help='of the CSV file in docs/results')
+    parser.add_argument('--name', default='kill', help='of the CSV file')
+    parser.add_argument('--output', type=Path, help='folder for the CSV file (default: a new one in output/)')
     parser.add_argument('--keep', metavar='DIR', help='an empty folder for both runs and what they said')
     args = parser.parse_args()
     with contextlib.nullcontext(args.keep) if args.keep else tempfile.TemporaryDirectory() as folder:
         number = signal.Signals[args.signal]
         rows, quiet, killed = measure(Path(folder), args.kills, args.processes, args.epochs, args.seed, number)
-    write_csv(RESULTS / f'{args.name}.csv', rows)
+    Report(args.output or fresh_folder(args.name)).save({args.name: rows})
     csv.DictWriter(sys.stdout, list(rows[0])).writerows(rows)
     print(f'{len(rows)} kills')
     for name, digest in quiet.items():

@@ -1,6 +1,6 @@
 """Cost of one head against the number of tokens (the paper's first figure, left), with fitted exponents.
 
-python -m benchmarks.length            1k to 40k tokens and 14x14 to 192x192 grids; writes docs/results/length*
+python -m benchmarks.length            1k to 40k tokens, 14x14 to 192x192 grids; writes to a new folder in output/
 python -m benchmarks.length --quick    up to 1k tokens, seconds; writes nothing unless --output says where
 
 Width 64, float32, ours with the feature maps and a bias, standard attention without one. Three panels: the forward pass
@@ -15,7 +15,8 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.layer import Layer
-from benchmarks.measure import NO_FIT, by_size, destination, markdown, memory_and_time, memory_limit, options, write_csv
+from benchmarks.measure import NO_FIT, memory_and_time, memory_limit
+from benchmarks.report import Report, by_size, options, save_figure
 
 SDPA, STORED = 'sdpa', 'softmax, matrix stored'
 BACKENDS = ('fft', 'direct', 'auto')
@@ -148,13 +149,14 @@ def plot(rows: list[dict], path: Path) -> None:
             axis.set(xscale='log', yscale='log')
             axis.grid(alpha=0.3)
         axes[0][column].legend(fontsize=7)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = options(__doc__)
     parser.add_argument('--limit', type=float, default=12.0, help='memory in GB beyond which a contender does not fit')
     args = parser.parse_args(argv)
+    report = Report.of(args, 'length')
     panels = QUICK if args.quick else FULL
     rows = []
     with tqdm(total=sum(panel.calls for panel in panels)) as bar, memory_limit(args.limit):
@@ -164,14 +166,9 @@ def main(argv: list[str] | None = None) -> None:
     fits = exponents(rows, 0 if args.quick else FIT_FROM)
     for panel in panels:
         mine = [r for r in rows if r['panel'] == panel.name]
-        print(f'\n{panel.name}\n\n{markdown(by_size(mine, lambda r: label_of(r["contender"], r["m"]), "n"))}')
-    print(f'\nexponents\n\n{markdown(fits)}')
-    output = destination(args)
-    if output:
-        write_csv(output / 'length.csv', rows)
-        write_csv(output / 'length_exponents.csv', fits)
-        plot(rows, output / 'length.png')
-        print(f'wrote {output / "length.csv"}, length_exponents.csv and length.png')
+        report.table(by_size(mine, lambda r: label_of(r['contender'], r['m']), 'n'), panel.name)
+    report.table(fits, 'exponents')
+    report.save({'length': rows, 'length_exponents': fits}, {'length': lambda path: plot(rows, path)})
 
 
 if __name__ == '__main__':

@@ -1,7 +1,5 @@
-"""Command line, interleaved timing, peak memory, and result files, shared by the benchmarks."""
+"""Interleaved timing and peak memory, shared by the benchmarks."""
 
-import argparse
-import csv
 import ctypes
 import gc
 import resource
@@ -11,21 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-RESULTS = Path(__file__).parent.parent / 'docs' / 'results'
 NO_FIT = 'does not fit'
-
-
-def options(doc: str) -> argparse.ArgumentParser:
-    """The arguments that every benchmark has."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--quick', action='store_true', help='small sizes; writes nothing unless --output says where')
-    parser.add_argument('--output', type=Path, help=f'folder for tables and pictures (default {RESULTS.name} in docs)')
-    return parser
-
-
-def destination(args: argparse.Namespace) -> Path | None:
-    """Where results go; nowhere for a quick run that was not told."""
-    return args.output or (None if args.quick else RESULTS)
 
 
 def interleave(
@@ -107,55 +91,3 @@ def _peak_or_no_fit(run):
         if 'allocate memory' not in str(error):
             raise
         return NO_FIT
-
-
-def write_csv(path: Path, rows: list[dict]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open('w', newline='') as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-def save(output: Path | None, name: str, rows: list[dict], plot: Callable[[list[dict], Path], None]) -> None:
-    """Table and picture of a run, where it is to leave any."""
-    if output is not None:
-        write_csv(output / f'{name}.csv', rows)
-        plot(rows, output / f'{name}.png')
-        print(f'wrote {output / name}.csv and {name}.png')
-
-
-def read_csv(path: Path) -> list[dict]:
-    """Rows that `write_csv` wrote, numbers as numbers; none where there is no file yet."""
-    if not path.exists():
-        return []
-    with path.open(newline='') as file:
-        return [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
-
-
-def _number(text):
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def markdown(rows: list[dict]) -> str:
-    """The rows as a table for docs/."""
-    lines = ['| ' + ' | '.join(map(str, rows[0])) + ' |', '|' + '---|' * len(rows[0])]
-    lines += ['| ' + ' | '.join(str(value) for value in row.values()) + ' |' for row in rows]
-    return '\n'.join(lines)
-
-
-def by_size(rows: list[dict], name: Callable[[dict], str], size: str) -> list[dict]:
-    """A row per contender and a column per size, for docs/: seconds and peak memory, or the reason for none."""
-    sizes = list(dict.fromkeys(row[size] for row in rows))
-    table = {}
-    for row in rows:
-        cell = row['seconds']
-        if row['rounds']:
-            cell = f'{float(row["seconds"]):.3g} s, {float(row["peak_mb"]):.0f} MB'
-        table.setdefault(name(row), dict.fromkeys(sizes, ''))[row[size]] = cell
-    return [{size: contender, **cells} for contender, cells in table.items()]

@@ -1,7 +1,8 @@
 """Whole models beside their timm peers: time and memory against resolution, training throughput at 224 px.
 
-python -m benchmarks.models            224 to 2048 px, about half an hour on two cores; writes docs/results/models.*
+python -m benchmarks.models            224 to 2048 px, half an hour on two cores; writes to a new folder in output/
 python -m benchmarks.models --quick    two-block models on small images; writes nothing unless --output says where
+python -m benchmarks.models --max-pixels 512 --continue docs/results    measures these again, keeps the other rows
 """
 
 import argparse
@@ -19,7 +20,8 @@ import torch
 from tqdm import tqdm
 
 import nprf_vit  # noqa: F401  registers the models
-from benchmarks.measure import NO_FIT, RESULTS, interleave, ratio, read_csv, resident, save
+from benchmarks.measure import NO_FIT, interleave, ratio, resident
+from benchmarks.report import Report, options, read_csv, refuse, save_figure
 
 OURS, DEIT, RELPOS = 'nprf_deit_base', 'deit_base_patch16_224', 'vit_relpos_base_patch16_224'
 EXTENDED = 'nprf_deit_base extended'  # the 14x14 table of 224 px as a window, a constant beyond it
@@ -63,7 +65,7 @@ QUICK = [
     Case(64, 2, 3, (OURS, DEIT, RELPOS, SWIN), training=True),
     Case(128, 1, 3),
 ]
-# what the project promises: model, peer, pixels, mode, at least so many times the peer's throughput
+# what we hold ourselves to: model, peer, pixels, mode, at least so many times the peer's throughput
 SPEED = [
     (OURS, DEIT, 224, 'inference', 0.97),
     (OURS, DEIT, 224, 'training', 0.93),
@@ -79,10 +81,10 @@ def build(name: str, case: Case, small: bool):
     """A function of no arguments that runs one step of the model."""
     torch.manual_seed(0)
     shrunk = SMALL_SWIN if name == SWIN else SMALL
-    options = {'img_size': case.pixels, **(shrunk if small else {})}
+    arguments = {'img_size': case.pixels, **(shrunk if small else {})}
     if name == EXTENDED:
-        options.update(rel_pos_extend='extend', rel_pos_size=4 if small else 14)
-    model = timm.create_model(name.split()[0], **options).train(case.training)
+        arguments.update(rel_pos_extend='extend', rel_pos_size=4 if small else 14)
+    model = timm.create_model(name.split()[0], **arguments).train(case.training)
     image = torch.randn(case.batch, 3, case.pixels, case.pixels)
 
     def step():
@@ -185,11 +187,11 @@ def plot(rows: list[dict], path: Path) -> None:
         ax.grid(alpha=0.3)
     axes[0].legend()
     fig.tight_layout()
-    fig.savefig(path, dpi=150)
+    save_figure(fig, path, 150)
 
 
-def report(rows: list[dict]) -> None:
-    """The table, and for each promise whether it is kept."""
+def show(rows: list[dict]) -> None:
+    """The table, and for each target whether it is met."""
     for r in rows:
         speed = f'{r["images_per_second"]:>9} img/s' if r['seconds'] != NO_FIT else f'{NO_FIT:>15}'
         line = f'{r["pixels"]:>5} px {r["mode"]:>9}  {r["model"]:<28}{speed}  {r["peak_mb"]:>12} MB'
@@ -199,34 +201,52 @@ def report(rows: list[dict]) -> None:
         row = found.get((model, pixels, mode))
         if row is not None:
             speed = row['speed_over_deit' if peer == DEIT else 'speed_over_relpos']
-            said = 'peer does not fit' if speed == '' else 'kept' if speed >= least else 'MISSED'
+            said = 'peer does not fit' if speed == '' else 'met' if speed >= least else 'MISSED'
             print(f'{pixels} px {mode}, {model}: {speed}x the throughput of {peer} (target {least}: {said})')
     for model, pixels, most in MEMORY:
         if (model, pixels, 'inference') in found:
             peak = found[model, pixels, 'inference']['peak_mb']
-            said = 'kept' if peak != NO_FIT and peak <= most else 'MISSED'
+            said = 'met' if peak != NO_FIT and peak <= most else 'MISSED'
             print(f'{pixels} px, {model}: {peak} MB (target {most}: {said})')
     ours, theirs = (found.get((name, 1024, 'inference'), {}).get('peak_mb') for name in (OURS, RELPOS))
     if ours and theirs:
         share = 0.0 if theirs == NO_FIT else ours / theirs
-        print(f'peak memory at 1024 px: {share:.2f}x of {RELPOS} (target 0.5: {"kept" if share <= 0.5 else "MISSED"})')
+        print(f'peak memory at 1024 px: {share:.2f}x of {RELPOS} (target 0.5: {"met" if share <= 0.5 else "MISSED"})')
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--quick', action='store_true', help='small models and images')
-    parser.add_argument('--min-pixels', type=int, default=0, help='leave out smaller images; their rows stay')
-    parser.add_argument('--max-pixels', type=int, default=2048, help='leave out larger images; their rows stay')
-    parser.add_argument('--add', metavar='MODEL', help='only this model, beside DeiT; the rows of the others stay')
+def take_over(report: Report) -> list[dict]:
+    """Rows of an earlier run to be kept where nothing is measured now."""
+    path = report.path('models.csv')
+    rows = read_csv(path)
+    if not rows:
+        refuse(f'nothing to continue: there is no {path}')
+    return rows
+
+
+def said_to_stay(rows: list[dict], measured: list[dict], path: Path) -> None:
+    kept = [r for r in rows if r not in measured]
+    names = dict.fromkeys(f'{r["pixels"]} px {r["mode"]} {r["model"]}' for r in kept)
+    print(f'not measured now: {len(kept)} rows taken over from {path}: {", ".join(names) or "none"}')
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = options(__doc__)
+    parser.add_argument('--continue', dest='earlier', type=Path, metavar='FOLDER', help='keep rows not measured now')
+    parser.add_argument('--min-pixels', type=int, default=0, help='leave out smaller images')
+    parser.add_argument('--max-pixels', type=int, default=2048, help='leave out larger images')
+    parser.add_argument('--add', metavar='MODEL', help='only this model, beside DeiT')
     parser.add_argument('--limit', type=float, default=16.0, help='memory in GB beyond which a model does not fit')
-    parser.add_argument('--output', type=Path, help='directory for models.csv and models.png')
     parser.add_argument('--child', nargs=2, metavar=('MODEL', 'CASE'), help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     cases = QUICK if args.quick else FULL
     limit_memory(args.limit)
     if args.child:
         print(json.dumps(measure_memory(args.child[0], cases[int(args.child[1])], args.quick)))
         return
+    if args.earlier and args.output:
+        refuse('--continue names the folder already: leave out --output')
+    report = Report(args.earlier, args.quick) if args.earlier else Report.of(args, 'models')
+    earlier = take_over(report) if args.earlier else []
     chosen = [(i, c) for i, c in enumerate(cases) if args.min_pixels <= c.pixels <= args.max_pixels]
     if args.add:
         chosen = [(i, replace(c, models=(args.add, DEIT))) for i, c in chosen if args.add in c.models]
@@ -235,11 +255,12 @@ def main() -> None:
         for index, case in chosen:
             rows += run_case(index, case, args, progress)
     rows = [r for r in rows if args.add in (None, r['model'])]
-    output = args.output or (None if args.quick else RESULTS)
-    if output is not None:
-        rows = merge(read_csv(output / 'models.csv'), rows)
-    report(rows)
-    save(output, 'models', rows, plot)
+    measured, rows = rows, merge(earlier, rows)
+    report.banner()
+    show(rows)
+    if earlier:
+        said_to_stay(rows, measured, report.path('models.csv'))
+    report.save({'models': rows}, {'models': lambda path: plot(rows, path)})
 
 
 if __name__ == '__main__':

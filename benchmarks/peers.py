@@ -1,6 +1,6 @@
 """Our attention layer beside what a user would take instead: time and peak memory, forward and training step.
 
-python -m benchmarks.peers            14x14 to 128x128 tokens, about 10 minutes; writes docs/results/peers*
+python -m benchmarks.peers            14x14 to 128x128 tokens, 14 minutes; writes to a new folder in output/
 python -m benchmarks.peers --quick    small grids; writes nothing unless --output says where
 
 12 heads, head dim 64, 32 features, float32, feature maps included. The Performer is the package performer-pytorch and
@@ -21,17 +21,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from tqdm import tqdm
 
 from benchmarks.layer import Layer, Run, plain_fft
-from benchmarks.measure import (
-    NO_FIT,
-    by_size,
-    destination,
-    markdown,
-    memory_and_time,
-    memory_limit,
-    options,
-    ratio,
-    save,
-)
+from benchmarks.measure import NO_FIT, memory_and_time, memory_limit, ratio
+from benchmarks.report import Report, by_size, options, save_figure
 from nprf_vit.ops import reference
 
 OURS, WINDOW, LINEAR = 'ours', 'ours, window of radius 13', 'ours, no bias'
@@ -175,13 +166,14 @@ def plot(rows: list[dict], path: Path) -> None:
             axis.set(xscale='log', yscale='log', xlabel='tokens (× does not fit)', ylabel=label, title=mode)
             axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = options(__doc__)
     parser.add_argument('--limit', type=float, default=12.0, help='memory in GB beyond which a contender does not fit')
     args = parser.parse_args(argv)
+    report = Report.of(args, 'peers')
     cases = QUICK if args.quick else FULL
     rows = []
     with tqdm(total=sum(8 * (c.rounds + 1) for c in cases)) as bar, memory_limit(args.limit):
@@ -189,9 +181,10 @@ def main(argv: list[str] | None = None) -> None:
             rows += measure(case, bar)
     for mode in dict.fromkeys(case.mode for case in cases):
         mine = [r for r in rows if r['mode'] == mode]
-        print(f'\n{mode}\n\n{markdown(by_size(mine, lambda r: r["contender"], "grid"))}')
+        report.table(by_size(mine, lambda r: r['contender'], 'grid'), mode)
+    report.banner()
     print('where we lose:', *(losses(rows) or ['nowhere']), sep='\n  ')
-    save(destination(args), 'peers', rows, plot)
+    report.save({'peers': rows}, {'peers': lambda path: plot(rows, path)})
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """The pixel transformer: cached decoding beside recomputation, and a training step beside softmax.
 
-python -m benchmarks.pixel            3072 bytes, a quarter of an hour on two cores; writes docs/results/pixel*
+python -m benchmarks.pixel            3072 bytes, a quarter of an hour on two cores; writes to a new folder in output/
 python -m benchmarks.pixel --quick    small models; writes nothing unless --output says where
 """
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import nprf_vit  # noqa: F401  registers the models
-from benchmarks.measure import RESULTS, interleave, peak_memory, ratio, write_csv
+from benchmarks.measure import interleave, peak_memory, ratio
+from benchmarks.report import Report, options, save_figure
 from nprf_vit.models.decoder import PixelDecoder
 from nprf_vit.models.pixel import to_raster
 
@@ -29,7 +31,7 @@ NPRF, PRF, SOFTMAX = 'nprf_pixel_imagenet32', 'prf_pixel_imagenet32', 'softmax_p
 
 @dataclass
 class Size:
-    """How much to measure; targets are what the project promises at full size."""
+    """How much to measure; targets are what we hold ourselves to at full size."""
 
     model: dict
     decode_batch: int
@@ -151,12 +153,12 @@ def measure_training(size: Size, quick: bool) -> list[dict]:
     ]
 
 
-def report(rows: list[dict], verdict: bool) -> None:
-    """The table and, at full size, whether each promise is kept."""
+def show(rows: list[dict], verdict: bool) -> None:
+    """The table and, at full size, whether each target is met."""
     for row in rows:
         line = f'{row["what"]:<48}{row["model"]:<26}{row["seconds"]!s:>10}{row["value"]:>10}'
         if verdict and row['target']:
-            line += f' (target {row["target"]}: {"kept" if row["kept"] else "MISSED"})'
+            line += f' (target {row["target"]}: {"met" if row["kept"] else "MISSED"})'
         print(line)
 
 
@@ -174,33 +176,32 @@ def plot(curves: dict, path: Path) -> None:
     axes.set(yscale='log', xlabel='bytes so far', ylabel='ms per byte (all images of the batch)')
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, 150)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--quick', action='store_true', help='small models')
+    parser = options(__doc__)
     parser.add_argument('--only', choices=('decoding', 'training'), help='one half of it')
-    parser.add_argument('--output', type=Path, help='directory for pixel_*.csv and pixel.png')
     parser.add_argument('--child', help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     size = QUICK if args.quick else FULL
     if args.child:
         print(json.dumps(peak_memory(train_step(args.child, size))))
         return
-    output = args.output or (None if args.quick else RESULTS)
+    report = Report.of(args, 'pixel')
     for part in ('training', 'decoding'):
         if args.only in (None, part):
-            curves = None
+            plots = {}
             if part == 'training':
                 rows = measure_training(size, args.quick)
             else:
                 rows, curves = measure_decoding(size)
-            report(rows, verdict=not args.quick)
-            if output is not None:
-                write_csv(output / f'pixel_{part}.csv', rows)
-                if curves:
-                    plot(curves, output / 'pixel.png')
+                plots['pixel'] = partial(plot, curves)
+            if args.quick:
+                rows = [row | {'target': '', 'kept': ''} for row in rows]  # targets are about the full size
+            report.banner()
+            show(rows, verdict=not args.quick)
+            report.save({f'pixel_{part}': rows}, plots)
 
 
 if __name__ == '__main__':

@@ -1,6 +1,6 @@
 """The zoo table: parameters and multiply-adds of every entry point at 224 px, as markdown.
 
-python -m benchmarks.zoo            writes docs/results/zoo.csv; on the meta device, so it takes seconds
+python -m benchmarks.zoo            on the meta device, so it takes seconds; writes to a new folder in output/
 python -m benchmarks.zoo --quick    the tiny models only; writes nothing unless --output says where
 """
 
@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 import nprf_vit  # noqa: F401  registers the models
-from benchmarks.measure import destination, markdown, options, write_csv
+from benchmarks.report import Report, options
 
 
 def attend_flops(phi_q, phi_k, v, bias, far, height, width, causal, *args, **kwargs) -> int:
@@ -42,15 +42,14 @@ def count(name: str, pixels: int = 224) -> tuple[float, float]:
 
 def main(argv: list[str] | None = None) -> None:
     args = options(__doc__).parse_args(argv)
+    report = Report.of(args, 'zoo')
     names = [*timm.list_models(module='kernel_deit'), 'deit_base_patch16_224']
     rows = []
     for name in tqdm([n for n in names if 'tiny' in n] if args.quick else names):
         parameters, gmacs = count(name)
         rows.append({'entry point': name, 'parameters, M': f'{parameters:.2f}', 'GMACs at 224 px': f'{gmacs:.2f}'})
-    print(markdown(rows))
-    output = destination(args)
-    if output:
-        write_csv(output / 'zoo.csv', rows)
+    report.table(rows)
+    report.save({'zoo': rows})
 
 
 if __name__ == '__main__':

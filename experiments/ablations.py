@@ -2,15 +2,17 @@
 
 Twice: the bias learns at the rate of the rest, and 30 times as fast.
 
-python -m experiments.ablations --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/ablations.csv and .png
-python -m experiments.ablations --quick           tiny models on the embedded digits
+python -m experiments.ablations --data-dir DIR    Fashion-MNIST at 12 px; writes to a new folder in output/
+python -m experiments.ablations --quick           tiny models on the embedded digits, or on DIR
 """
 
 import sys
 from pathlib import Path
 
+from benchmarks.report import save_figure
+from experiments.command import main
 from experiments.pictures import dots
-from experiments.runs import Lab, Run, Table, main, said
+from experiments.runs import Lab, Run, Table, said
 from experiments.variants import runs
 
 SEEDS = 2
@@ -33,7 +35,7 @@ CASES = [*(('prf', m) for m in FEATURES), *((kernel, 32) for kernel in MAPS if k
 
 
 def experiment(lab: Lab) -> None:
-    with lab.table('ablations', report, plot) as table:
+    with lab.table('ablations', ('variant', 'seed'), report, plot) as table:
         chosen = [run for base in BASES for case in CASES for run in ablation(base, *case)]
         chosen.sort(key=lambda run: run.seed)  # one run of each before the second of any
         lab.fill(table, chosen, ('top1', 'loss'))
@@ -73,8 +75,8 @@ def plot(table: Table, path: Path) -> None:
     panels[0].set(xlabel='features m (prf)', ylabel='top-1, %')
     panels[1].set(xlabel='feature map (m = 32)')
     panels[0].legend(loc='lower left')
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, 150)
 
 
 if __name__ == '__main__':
-    sys.exit(main(__doc__, experiment))
+    sys.exit(main('ablations', __doc__, experiment))

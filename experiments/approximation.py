@@ -1,6 +1,6 @@
 """Error of random-feature attention against the norm of queries and keys (the paper's first figure, right).
 
-python -m experiments.approximation            100 seeds, some minutes; writes docs/results/approximation*
+python -m experiments.approximation            100 seeds, some minutes; writes to a new folder in output/
 python -m experiments.approximation --quick    seconds; writes nothing unless --output says where
 
 One query and 1024 keys of width 64, uniform on the sphere of radius R. A is the row of softmax weights, Â its estimate.
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from benchmarks.measure import destination, markdown, options, write_csv
+from benchmarks.report import Report, options, save_figure
 from nprf_vit.ops import draw_projection, feature_map, reference
 
 D = 64
@@ -190,11 +190,12 @@ def plot(rows: list[dict], spread: list[dict], needed: list[dict], path: Path) -
         axis.set_xlabel('R')
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 def main(argv: list[str] | None = None) -> None:
     args = options(__doc__).parse_args(argv)
+    report = Report.of(args, 'approximation')
     size = QUICK if args.quick else FULL
     with tqdm(total=len(size.radii) * (len(KINDS) * len(size.features) + 3)) as bar:
         tables = {
@@ -202,14 +203,9 @@ def main(argv: list[str] | None = None) -> None:
             'approximation_variance': variances(size, bar),
             'approximation_samples': samples(size, bar),
         }
-    for rows in tables.values():
-        print(markdown(rows), end='\n\n')
-    output = destination(args)
-    if output:
-        for name, rows in tables.items():
-            write_csv(output / f'{name}.csv', rows)
-        plot(*tables.values(), output / 'approximation.png')
-        print(f'wrote {", ".join(f"{name}.csv" for name in tables)} and approximation.png in {output}')
+    for name, rows in tables.items():
+        report.table(rows, name.replace('_', ': '))
+    report.save(tables, {'approximation': lambda path: plot(*tables.values(), path)})
 
 
 if __name__ == '__main__':

@@ -1,15 +1,17 @@
 """The order of the paper's ImageNet32 table at small scale: bits per dimension of 8×8 digits, same budget for all.
 
-python -m experiments.bits_per_dim            scikit-learn's digits; writes docs/results/bits_per_dim.csv and .png
+python -m experiments.bits_per_dim            scikit-learn's digits; writes to a new folder in output/
 python -m experiments.bits_per_dim --quick    tiny models, a few steps
 """
 
 import sys
 from pathlib import Path
 
+from benchmarks.report import save_figure
+from experiments.command import main
 from experiments.histogram import histogram_bits
 from experiments.pictures import dots
-from experiments.runs import PIXEL, Lab, Run, Table, main, said
+from experiments.runs import PIXEL, Lab, Run, Table, said
 from experiments.variants import FAST_BIAS
 
 SEEDS = 3
@@ -45,7 +47,7 @@ def pixel_runs(variant: str) -> list[Run]:
 
 
 def experiment(lab: Lab) -> None:
-    with lab.table('bits_per_dim', report, plot) as table:
+    with lab.table('bits_per_dim', ('variant', 'seed'), report, plot) as table:
         chosen = [run for name in VARIANTS for run in pixel_runs(name)]
         chosen.sort(key=lambda run: run.seed)  # one run of each before the second of any
         lab.fill(table, chosen, ('ema_bpd', 'ema_bpd_se', 'bpd'))
@@ -74,8 +76,8 @@ def plot(table: Table, path: Path) -> None:
     axes.set(ylabel='bits/dim (lower is better)')
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, 150)
 
 
 if __name__ == '__main__':
-    sys.exit(main(__doc__, experiment))
+    sys.exit(main('bits_per_dim', __doc__, experiment, data=False))

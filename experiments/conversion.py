@@ -3,8 +3,8 @@
 {standard, normalized} × {absolute positions, relative bias instead, the same learning 30 times as fast}, 4 to 1024
 features, five draws of each.
 
-python -m experiments.conversion --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/conversion.csv and .png
-python -m experiments.conversion --quick           tiny models on the embedded digits
+python -m experiments.conversion --data-dir DIR    Fashion-MNIST at 12 px; writes to a new folder in output/
+python -m experiments.conversion --quick           tiny models on the embedded digits, or on DIR
 """
 
 import statistics
@@ -13,7 +13,9 @@ from pathlib import Path
 
 import torch
 
-from experiments.runs import Lab, Run, Table, main, passed, quiet
+from benchmarks.report import save_figure
+from experiments.command import main
+from experiments.runs import Lab, Run, Table, passed, quiet
 from experiments.variants import long_runs
 from nprf_vit.convert import convert
 from nprf_vit.engine.build import build_evaluation
@@ -39,7 +41,7 @@ MODELS = {
 
 def experiment(lab: Lab) -> None:
     features = (0, *(FEATURES[:2] if lab.quick else FEATURES))
-    with lab.table('conversion', report, plot) as table:
+    with lab.table('conversion', ('model', 'features'), report, plot) as table:
         oracles = {long_runs(name, 1)[0]: name for name in MODELS}
         pending = {run: [m for m in features if not table.has(model=name, features=m)] for run, name in oracles.items()}
         trained = [run for run, _ in lab.train(run for run, left in pending.items() if left)]
@@ -126,8 +128,8 @@ def plot(table: Table, path: Path) -> None:
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend(loc='lower right')
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, 150)
 
 
 if __name__ == '__main__':
-    sys.exit(main(__doc__, experiment))
+    sys.exit(main('conversion', __doc__, experiment))

@@ -1,6 +1,6 @@
 """Patch features of a photograph at three resolutions, drawn by their principal components.
 
-python -m experiments.dense_features            ten minutes on one busy core; writes docs/results/dense_features.png
+python -m experiments.dense_features            ten minutes on one busy core; writes to a new folder in output/
 python -m experiments.dense_features --quick    a few steps on small images; writes nothing unless --output says where
 
 The backbone is an `nprf_deit_tiny` that learns to fill in masked patches of scikit-learn's two sample photographs, at
@@ -8,7 +8,6 @@ The backbone is an `nprf_deit_tiny` that learns to fill in masked patches of sci
 7x7 bias table extended by a constant per head.
 """
 
-import argparse
 from pathlib import Path
 
 import timm
@@ -20,7 +19,7 @@ from torch import nn
 from tqdm import tqdm
 
 import nprf_vit  # noqa: F401  registers the models
-from benchmarks.measure import RESULTS
+from benchmarks.report import Report, options, save_figure
 
 MODEL, TRAINED, PATCH = 'nprf_deit_tiny', 112, 16
 HEIGHTS = (224, 512, 1024)
@@ -111,20 +110,19 @@ def plot(image: torch.Tensor, pictures: list[torch.Tensor], sizes: list[tuple[in
     for ax in axes:
         ax.axis('off')
     fig.tight_layout()
-    fig.savefig(path, dpi=100)
+    save_figure(fig, path, 100)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--quick', action='store_true', help='a small model, a few steps, small images')
+    parser = options(__doc__)
     parser.add_argument('--steps', type=int, default=400, help='training steps')
-    parser.add_argument('--output', type=Path, help='directory for dense_features.png')
     args = parser.parse_args(argv)
+    report = Report.of(args, 'dense_features')
     torch.manual_seed(0)
-    options = {'embed_dim': 32, 'num_heads': 2, 'depth': 2} if args.quick else {}
+    smaller = {'embed_dim': 32, 'num_heads': 2, 'depth': 2} if args.quick else {}
     images = photographs()
-    model = learn(images, 3 if args.quick else args.steps, options)
-    backbone = as_backbone(model, options)
+    model = learn(images, 3 if args.quick else args.steps, smaller)
+    backbone = as_backbone(model, smaller)
     sizes = [(h, h * 3 // 2 // PATCH * PATCH) for h in ((32, 64, 96) if args.quick else HEIGHTS)]
     maps = []
     with torch.inference_mode():
@@ -132,10 +130,7 @@ def main(argv: list[str] | None = None) -> None:
             (features,) = backbone(F.interpolate(images[:1], size, mode='bicubic', antialias=True))
             print(f'{size[0]}x{size[1]} px: features {tuple(features.shape)}')
             maps.append(features[0])
-    output = args.output or (None if args.quick else RESULTS)
-    if output is not None:
-        plot(images[0], principal_colours(maps), sizes, output / 'dense_features.png')
-        print(f'wrote {output / "dense_features.png"}')
+    report.save({}, {'dense_features': lambda path: plot(images[0], principal_colours(maps), sizes, path)})
 
 
 if __name__ == '__main__':

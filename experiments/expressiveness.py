@@ -1,6 +1,6 @@
 """What attention with a relative bias expresses and a dot product of width d cannot (the paper's Proposition 1).
 
-python -m experiments.expressiveness            14x14 grid and a sequence, seconds; writes docs/results/expressiveness*
+python -m experiments.expressiveness            a 14x14 grid and a sequence, seconds; writes to a new folder in output/
 python -m experiments.expressiveness --quick    smaller; writes nothing unless --output says where
 
 softmax(B) = softmax(QKᵀ) exactly if B is QKᵀ plus a constant per row, hence of rank d+1 at most: a bias matrix of a
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from benchmarks.measure import destination, markdown, options, write_csv
+from benchmarks.report import Report, options, save_figure
 from nprf_vit.ops import draw_projection, feature_map, reference
 
 
@@ -146,24 +146,22 @@ def plot(rows: list[dict], kernel: list[dict], path: Path) -> None:
     for axis in (left, right):
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 def main(argv: list[str] | None = None) -> None:
     args = options(__doc__).parse_args(argv)
+    report = Report.of(args, 'expressiveness')
     side, length, widths = (4, 12, [1, 4, 11, 15]) if args.quick else (14, 256, [1, 4, 16, 32, 64, 128, 194, 195, 255])
     features = [2, 8] if args.quick else [4, 8, 16, 32, 64, 128, 256]
     chosen = targets(side, length)
     with tqdm(total=sum(len([d for d in widths if d < t.n]) for t in chosen) + len(features)) as bar:
         rows = [r for t in chosen for r in dot_product_rows(t, [d for d in widths if d < t.n], bar)]
         kernel = kernel_rows(side, features, bar)
-    print(markdown(rows), markdown(kernel), sep='\n\n')
-    output = destination(args)
-    if output:
-        write_csv(output / 'expressiveness.csv', rows)
-        write_csv(output / 'expressiveness_kernel.csv', kernel)
-        plot(rows, kernel, output / 'expressiveness.png')
-        print(f'wrote {output / "expressiveness.csv"}, expressiveness_kernel.csv and expressiveness.png')
+    report.table(rows, 'dot products')
+    report.table(kernel, 'kernelized attention')
+    tables = {'expressiveness': rows, 'expressiveness_kernel': kernel}
+    report.save(tables, {'expressiveness': lambda path: plot(rows, kernel, path)})
 
 
 if __name__ == '__main__':

@@ -1,14 +1,16 @@
 """The order of the paper's image table at small scale, and what moves it: positions, bias, learning rate, length.
 
-python -m experiments.ordering --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/ordering.csv and .png
-python -m experiments.ordering --quick           tiny models on the embedded digits
+python -m experiments.ordering --data-dir DIR    Fashion-MNIST at 12 px; writes to a new folder in output/
+python -m experiments.ordering --quick           tiny models on the embedded digits, or on DIR
 """
 
 import sys
 from pathlib import Path
 
+from benchmarks.report import save_figure
+from experiments.command import main
 from experiments.pictures import dots
-from experiments.runs import Lab, Table, main, said
+from experiments.runs import Lab, Table, said
 from experiments.variants import LABELS, long_runs, runs
 
 SEEDS, FACTOR_SEEDS = 3, 2
@@ -36,7 +38,7 @@ def experiment(lab: Lab) -> None:
     chosen += sorted(factors, key=lambda run: run.seed)  # one run of each before the second of any
     longer = [run for name in MAIN for run in long_runs(name, SEEDS)]
     chosen += sorted(longer, key=lambda run: run.seed)
-    with lab.table('ordering', report, plot) as table:
+    with lab.table('ordering', ('variant', 'seed'), report, plot) as table:
         lab.fill(table, chosen, ('top1', 'loss'))
 
 
@@ -69,8 +71,8 @@ def plot(table: Table, path: Path) -> None:
     right.set(xlabel='top-1, %', title='one factor at a time')
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, 150)
 
 
 if __name__ == '__main__':
-    sys.exit(main(__doc__, experiment))
+    sys.exit(main('ordering', __doc__, experiment))

@@ -4,14 +4,16 @@ A bias interpolated, or continued by a constant beyond its radius, beside interp
 of softmax, in this family's ViT (no class token) and in timm's DeiT. Images: the 28 pixels of Fashion-MNIST reduced
 to 12, 18 and 24, and enlarged to 36.
 
-python -m experiments.resolution --data-dir DIR    writes docs/results/resolution.csv and .png
-python -m experiments.resolution --quick           tiny models on the embedded digits
+python -m experiments.resolution --data-dir DIR    writes to a new folder in output/
+python -m experiments.resolution --quick           tiny models on the embedded digits, or on DIR
 """
 
 import sys
 from pathlib import Path
 
-from experiments.runs import Lab, Run, Table, main, passed, quiet, said
+from benchmarks.report import save_figure
+from experiments.command import main
+from experiments.runs import Lab, Run, Table, passed, quiet, said
 from experiments.variants import DEIT, runs
 from nprf_vit.engine.config import Config
 from nprf_vit.engine.validate import validate
@@ -52,7 +54,7 @@ def experiment(lab: Lab) -> None:
     scales = SCALES[:1] if lab.quick else SCALES
     stages = [(1.0, 0), *((s, tuned) for s in scales for tuned in (0, 1))]  # no fine-tune at the trained resolution
     cases = [(l, s, r, tuned) for l in CASES for s, tuned in stages for r in trained_runs(CASES[l][0])]
-    with lab.table('resolution', report, plot) as table:
+    with lab.table('resolution', ('model', 'scale', 'seed', 'tuned'), report, plot) as table:
         cases = [(l, s, r, t) for l, s, r, t in cases if not table.has(model=l, scale=s, seed=r.seed, tuned=t)]
         for _ in lab.train(dict.fromkeys(r for _, _, r, _ in cases)):
             pass
@@ -113,8 +115,8 @@ def plot(table: Table, path: Path) -> None:
         axes.grid(alpha=0.3)
     panels[0].set(ylabel='top-1, %')
     panels[1].legend(fontsize=8, loc='lower left')  # where no curve goes
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, 150)
 
 
 if __name__ == '__main__':
-    sys.exit(main(__doc__, experiment))
+    sys.exit(main('resolution', __doc__, experiment))

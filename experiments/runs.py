@@ -1,7 +1,7 @@
 """Small training runs for the experiments: each trained once, two at a time, and continued where it was interrupted.
 
-An experiment is a list of runs and a CSV file. What the file holds already is not done again; a run that is trained but
-not in the file yet is not trained again. So a command may be stopped and repeated, and experiments share their runs.
+An experiment is a list of runs and a CSV file, in a folder of its own. Where a command continues another, what the file
+holds is not done again, nor is a run that is trained but not in the file yet; both are said.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import csv
 import fcntl
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -20,24 +19,29 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.measure import destination, markdown, options
+from benchmarks.report import Report
+from nprf_vit.data.sources import open_source
 from nprf_vit.engine.config import Config
 from nprf_vit.engine.config_file import load_config, override
 from nprf_vit.engine.distributed import process_group
-from nprf_vit.engine.output import read_rows
+from nprf_vit.engine.output import check_output, read_rows
 from nprf_vit.engine.train import train
-from nprf_vit.errors import InputError
 
 ROOT = Path(__file__).parent.parent
-UNFINISHED = 75  # exit code of a command that is to be repeated: "temporary failure" in sysexits.h
 FASHION, PIXEL = 'configs/fashion_12px.yaml', 'configs/digits_pixel.yaml'
 
 _SHORT = ('epochs=2', 'epoch_steps=3', 'warmup_epochs=1', 'global_batch=8', 'batch_size=8', 'log_interval=1')
 _TINY = ('model_kwargs.embed_dim=16', 'model_kwargs.depth=1', 'model_kwargs.num_heads=2')
-QUICK = {
-    FASHION: (*_SHORT, *_TINY, 'img_size=8', 'dataset=digits', 'train_images=1437', 'val_images=360', 'val_limit=40'),
-    PIXEL: (*_SHORT, *_TINY, 'val_limit=40'),
-}
+_DIGITS = ('dataset=digits', 'train_images=1437', 'val_images=360')  # where no folder of images is given
+_ANY_NUMBER = ('train_images=null', 'val_images=null')
+
+
+def quick_changes(config: str, data_dir: str | None) -> tuple[str, ...]:
+    """What makes a run take a second."""
+    small = (*_SHORT, *_TINY, 'val_limit=40')
+    if config == PIXEL:
+        return small
+    return (*small, 'img_size=8', *(_ANY_NUMBER if data_dir else _DIGITS))
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,13 @@ class Run:
 class Table:
     """A CSV file that grows a row at a time, and knows which rows it has."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, key: tuple[str, ...]):
+        self.path, self.key = path, key
         self.rows: list[dict[str, Any]] = read_rows(path) if path.is_file() else []
+
+    def cases(self) -> list[str]:
+        """What there are rows of, by the columns of the key."""
+        return list(dict.fromkeys('-'.join(row[name] for name in self.key) for row in self.rows))
 
     def has(self, **key: Any) -> bool:
         return any(all(row[name] == str(value) for name, value in key.items()) for row in self.rows)
@@ -100,37 +108,41 @@ class Lab:
 
     Args:
         work: Folder of the trained runs.
-        output: Folder of the tables and pictures.
+        report: Where tables and pictures go.
         jobs: Processes at a time; 1 works in this one.
         deadline: Time of the system's clock at which to stop, or None.
     """
 
     work: Path
-    output: Path
+    report: Report
     data_dir: str | None
-    quick: bool
     jobs: int
     deadline: float | None
 
+    @property
+    def quick(self) -> bool:
+        return self.report.quick
+
     def config(self, run: Run) -> Config:
         """What a run trains, small if quick; the run's own changes come last, save its length."""
-        changes = [*(QUICK[run.config] if self.quick else ()), *run.overrides]
-        if self.quick:
-            changes += [c for c in QUICK[run.config] if c in _SHORT]
-        config = load_config(ROOT / run.config, changes)
+        small = quick_changes(run.config, self.data_dir) if self.quick else ()
+        config = load_config(ROOT / run.config, [*small, *run.overrides, *(c for c in small if c in _SHORT)])
         return override(config, data_dir=self.data_dir) if self.data_dir else config
 
     @contextlib.contextmanager
-    def table(self, name: str, report: Callable, plot: Callable) -> Iterator[Table]:
+    def table(self, name: str, key: tuple[str, ...], report: Callable, plot: Callable) -> Iterator[Table]:
         """An experiment's table: its report printed as far as there is one, its picture drawn when it is complete."""
-        table = Table(self.output / f'{name}.csv')
+        table = Table(self.report.path(f'{name}.csv'), key)
+        if table.rows:
+            print(f'{len(table.rows)} rows taken over from {table.path}: {", ".join(table.cases())}')
         try:
             yield table
         finally:
-            rows = report(table)
-            if rows:
-                print(markdown(rows))
-        plot(table, self.output / f'{name}.png')
+            if table.rows:
+                self.report.table(report(table))
+        picture = self.report.path(f'{name}.png')
+        plot(table, picture)
+        print(f'wrote {table.path.name} and {picture.name} in {self.report.folder}')
 
     def folder(self, run: Run) -> Path:
         return self.work / run.name
@@ -138,11 +150,13 @@ class Lab:
     def each(self, function: Callable, items: Iterable[tuple], what: str = 'runs') -> Iterator[tuple[tuple, Any]]:
         """Pairs of an item and function(*item, deadline), as they finish; raises Unfinished if one returned None."""
         items, left = list(items), 0
-        for item, result in tqdm(self._results(function, items), total=len(items), desc=what, disable=not items):
-            if result is None:
-                left += 1
-            else:
-                yield item, result
+        with tqdm(total=len(items), desc=what, disable=not items) as bar:
+            for item, result in self._results(function, items):
+                if result is None:
+                    left += 1
+                else:
+                    bar.update()  # the bar counts what was done
+                    yield item, result
         if left:
             raise Unfinished(f'{left} of {len(items)} {what} are left')
 
@@ -158,11 +172,20 @@ class Lab:
                 yield futures[future], future.result()
 
     def train(self, runs: Iterable[Run]) -> Iterator[tuple[Run, dict[str, str]]]:
-        """Pairs of a run and the last line of its summary, as they finish."""
-        by_folder = {self.folder(run): run for run in runs}
-        items = [(self.config(run), folder) for folder, run in by_folder.items()]
-        for (_, folder), row in self.each(train_run, items):
-            yield by_folder[folder], row
+        """Pairs of a run and the last line of its summary: first those trained before, then others as they finish."""
+        configs = {run: self.config(run) for run in runs}
+        rows = {run: trained(config, self.folder(run)) for run, config in configs.items()}
+        before = {run: row for run, row in rows.items() if row is not None}
+        if before:
+            print(
+                f'{len(before)} runs trained before, taken over from {self.work}: {", ".join(r.name for r in before)}'
+            )
+        yield from before.items()
+        left = {self.folder(run): run for run, row in rows.items() if row is None}
+        if left:
+            check_data(configs[next(iter(left.values()))])
+        for (_, folder), row in self.each(train_run, [(configs[run], folder) for folder, run in left.items()]):
+            yield left[folder], row
 
     def fill(self, table: Table, runs: Iterable[Run], metrics: tuple[str, ...]) -> None:
         """Train what the table does not have, and add a row for each."""
@@ -173,11 +196,25 @@ class Lab:
             table.add({**row, 'command': run.command()})
 
 
+def check_data(config: Config) -> None:
+    """Complain about missing images before the first run is started, not from inside it."""
+    if config.task != 'pixel':
+        for split in ('train', 'validation'):
+            open_source(config, split)
+
+
+def trained(config: Config, folder: Path) -> dict[str, str] | None:
+    """The last line of the summary of a run that is complete; refuses one of another configuration."""
+    summary = folder / 'summary.csv'
+    if not summary.is_file():
+        return None
+    check_output(folder, config, 'auto')
+    last = read_rows(summary)[-1]
+    return last if last['epoch'] == str(config.epochs) else None
+
+
 def train_run(config: Config, folder: Path, deadline: float | None = None) -> dict[str, str] | None:
     """Train to the end, continuing what the folder has; None if the deadline or another process was there first."""
-    summary = folder / 'summary.csv'
-    if summary.is_file() and read_rows(summary)[-1]['epoch'] == str(config.epochs):
-        return read_rows(summary)[-1]
     if passed(deadline):
         return None
     with quiet(folder) as place, (folder / 'lock').open('w') as lock:
@@ -186,7 +223,7 @@ def train_run(config: Config, folder: Path, deadline: float | None = None) -> di
         except BlockingIOError:  # another experiment is training it
             return None
         done = train(config, place, folder, 'auto', lambda step: passed(deadline))
-    return None if done is None else read_rows(summary)[-1]
+    return None if done is None else read_rows(folder / 'summary.csv')[-1]
 
 
 def passed(deadline: float | None) -> bool:
@@ -215,31 +252,3 @@ def said(values: list[float], digits: int = 2) -> str:
     """Mean ± deviation for a table, or the one number there is."""
     mean, spread = mean_and_spread(values)
     return f'{mean:.{digits}f}' + ('' if math.isnan(spread) else f' ± {spread:.{digits}f}')
-
-
-def main(about: str, experiment: Callable[[Lab], None], argv: list[str] | None = None) -> int:
-    """Parse the arguments all experiments share, run one, and tell whether it is to be repeated."""
-    parser = options(about)
-    parser.add_argument('--data-dir', help='folder of FashionMNIST, as in configs/fashion_mnist.yaml')
-    parser.add_argument('--work', type=Path, help='folder of the trained runs (default: output/runs)')
-    parser.add_argument('--jobs', type=int, help='processes, of one thread each (default: 2)')
-    parser.add_argument('--minutes', type=float, help=f'stop after so long, with exit code {UNFINISHED}')
-    args = parser.parse_args(argv)
-    work = args.work or Path('output') / ('runs_quick' if args.quick else 'runs')
-    lab = Lab(
-        work=work,
-        output=destination(args) or work,
-        data_dir=args.data_dir,
-        quick=args.quick,
-        jobs=args.jobs or (1 if args.quick else 2),
-        deadline=None if args.minutes is None else time.time() + 60 * args.minutes,
-    )
-    try:
-        experiment(lab)
-    except Unfinished as left:
-        print(f'{left}; the same command continues', file=sys.stderr)
-        return UNFINISHED
-    except InputError as error:
-        print(f'error: {error}', file=sys.stderr)
-        return 2
-    return 0

@@ -1,7 +1,7 @@
 """Where training breaks: loss curves of PRF, of NPRF and of softmax at increasing constant learning rates.
 
-python -m experiments.stability --data-dir DIR    Fashion-MNIST at 12 px; writes docs/results/stability.csv and .png
-python -m experiments.stability --quick           tiny models on the embedded digits
+python -m experiments.stability --data-dir DIR    Fashion-MNIST at 12 px; writes to a new folder in output/
+python -m experiments.stability --quick           tiny models on the embedded digits, or on DIR
 """
 
 import math
@@ -9,7 +9,9 @@ import statistics
 import sys
 from pathlib import Path
 
-from experiments.runs import Lab, Run, Table, main
+from benchmarks.report import save_figure
+from experiments.command import main
+from experiments.runs import Lab, Run, Table
 from experiments.variants import LABELS, VARIANTS
 from nprf_vit.engine.output import read_rows
 
@@ -29,7 +31,7 @@ def stability_run(variant: str, rate: str, seed: int) -> Run:
 
 
 def experiment(lab: Lab) -> None:
-    with lab.table('stability', report, plot) as table:
+    with lab.table('stability', ('model', 'lr', 'seed'), report, plot) as table:
         grid = ((m, r, s) for s in range(SEEDS) for m in MODELS for r in RATES)
         cases = {stability_run(m, r, s): (m, r) for m, r, s in grid if not table.has(model=m, lr=r, seed=s)}
         for run, _ in lab.train(cases):
@@ -81,7 +83,7 @@ def plot(table: Table, path: Path) -> None:
     panels[0].set(ylabel=f'training loss (cut at {CUT}; dashed: chance)')
     panels[-1].legend(fontsize=8)
     last.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path, 150)
 
 
 def cut(loss: float) -> float:
@@ -89,4 +91,4 @@ def cut(loss: float) -> float:
 
 
 if __name__ == '__main__':
-    sys.exit(main(__doc__, experiment))
+    sys.exit(main('stability', __doc__, experiment))

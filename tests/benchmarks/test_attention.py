@@ -11,11 +11,11 @@ from nprf_vit.ops import reference
 
 def test_quick_run_writes_a_table_and_a_picture(tmp_path, capsys):
     attention.main(['--quick', '--output', str(tmp_path)])
-    rows = list(csv.DictReader((tmp_path / 'attention.csv').open()))
+    rows = list(csv.DictReader((tmp_path / 'quick_attention.csv').open()))
     assert {r['contender'] for r in rows} >= {'sdpa', 'direct', 'fft', 'auto', 'plain fft'}
     assert all(float(r['seconds']) > 0 for r in rows if r['seconds'])
     assert all(float(r['peak_mb']) >= 0 for r in rows if r['peak_mb'])
-    assert (tmp_path / 'attention.png').stat().st_size > 10_000
+    assert (tmp_path / 'quick_attention.png').stat().st_size > 10_000
     assert 'attention.csv' in capsys.readouterr().out
 
 

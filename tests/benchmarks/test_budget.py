@@ -11,7 +11,7 @@ from nprf_vit.engine.config_file import load_config
 
 def test_quick_run_writes_a_row(tmp_path, capsys):
     budget.main(['--quick', '--output', str(tmp_path)])
-    (row,) = csv.DictReader((tmp_path / 'budget.csv').open())
+    (row,) = csv.DictReader((tmp_path / 'quick_budget.csv').open())
     assert row['config'] == 'configs/imagenet1k/nprf_deit_base.yaml'
     assert float(row['gflop_per_image']) == pytest.approx(2 * count('nprf_deit_base')[1], abs=0.1)
     assert float(row['V100_days']) > float(row['A100_days']) > float(row['H100_days']) > 0

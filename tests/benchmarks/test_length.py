@@ -15,13 +15,13 @@ def one_size(monkeypatch):
 
 def test_quick_run_writes_tables_and_a_picture(tmp_path, capsys):
     length.main(['--quick', '--output', str(tmp_path)])
-    rows = list(csv.DictReader((tmp_path / 'length.csv').open()))
+    rows = list(csv.DictReader((tmp_path / 'quick_length.csv').open()))
     assert {r['panel'] for r in rows} == {panel.name for panel in length.FULL}
     assert {r['contender'] for r in rows} == {length.SDPA, length.STORED, *length.BACKENDS}
     assert all(float(r['seconds']) >= float(r['fastest']) > 0 and float(r['peak_mb']) >= 0 for r in rows)
-    assert len(list(csv.DictReader((tmp_path / 'length_exponents.csv').open()))) == 8 + 5 + 5
-    assert (tmp_path / 'length.png').stat().st_size > 10_000
-    assert '| n | 256 | 1024 |' in capsys.readouterr().out
+    assert len(list(csv.DictReader((tmp_path / 'quick_length_exponents.csv').open()))) == 8 + 5 + 5
+    assert (tmp_path / 'quick_length.png').stat().st_size > 10_000
+    assert '| n (quick run, not a result) | 256 | 1024 |' in capsys.readouterr().out
 
 
 def test_a_contender_that_does_not_fit_is_said_to(one_size, tmp_path, monkeypatch):
@@ -30,7 +30,7 @@ def test_a_contender_that_does_not_fit_is_said_to(one_size, tmp_path, monkeypatc
 
     monkeypatch.setattr(length.Layer, 'softmax_stored', lambda layer: refuse)
     length.main(['--quick', '--output', str(tmp_path)])
-    for r in csv.DictReader((tmp_path / 'length.csv').open()):
+    for r in csv.DictReader((tmp_path / 'quick_length.csv').open()):
         assert (r['seconds'] == r['peak_mb'] == measure.NO_FIT) == (r['contender'] == length.STORED)
 
 

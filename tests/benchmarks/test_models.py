@@ -1,22 +1,20 @@
-"""The model benchmark runs, keeps the rows it did not measure, and judges its promises. No clock is asserted here."""
+"""The model benchmark runs, keeps the rows it did not measure, and judges its targets. No clock is asserted here."""
 
 import csv
-import sys
 
 import pytest
 
 from benchmarks import models
-from benchmarks.measure import read_csv, write_csv
+from benchmarks.report import read_csv, write_csv
 
 
 @pytest.mark.slow
-def test_quick_run_writes_a_table_and_a_picture(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, 'argv', ['models', '--quick', '--output', str(tmp_path), '--max-pixels', '64'])
-    models.main()
-    rows = list(csv.DictReader((tmp_path / 'models.csv').open()))
+def test_quick_run_writes_a_table_and_a_picture(tmp_path):
+    models.main(['--quick', '--output', str(tmp_path), '--max-pixels', '64'])
+    rows = list(csv.DictReader((tmp_path / 'quick_models.csv').open()))
     assert {r['model'] for r in rows} == {models.OURS, models.DEIT, models.RELPOS, models.SWIN}
     assert all(float(r['seconds']) > 0 and float(r['peak_mb']) > 0 for r in rows)
-    assert (tmp_path / 'models.png').stat().st_size > 10_000
+    assert (tmp_path / 'quick_models.png').stat().st_size > 10_000
 
 
 def row(pixels, model, deit=1.0, relpos=1.0, peak=100, mode='inference'):
@@ -31,9 +29,9 @@ def row(pixels, model, deit=1.0, relpos=1.0, peak=100, mode='inference'):
 
 def test_rows_of_other_cases_stay(tmp_path):
     write_csv(
-        tmp_path / 'x.csv', [row(224, models.OURS), row(512, models.OURS), row(224, models.OURS, mode='training')]
+        tmp_path / 'quick_x.csv', [row(224, models.OURS), row(512, models.OURS), row(224, models.OURS, mode='training')]
     )
-    merged = models.merge(read_csv(tmp_path / 'x.csv'), [row(224, models.OURS, deit=0.5)])
+    merged = models.merge(read_csv(tmp_path / 'quick_x.csv'), [row(224, models.OURS, deit=0.5)])
     assert [(r['pixels'], r['mode'], r['speed_over_deit']) for r in merged] == [
         (224, 'inference', 0.5),
         (224, 'training', 1.0),
@@ -41,28 +39,35 @@ def test_rows_of_other_cases_stay(tmp_path):
     ]
 
 
-def test_a_model_can_be_added(tmp_path, monkeypatch):
+def test_a_model_can_be_added(tmp_path, monkeypatch, capsys):
     def measured(index, case, args, progress):
         return [row(case.pixels, name, deit=0.7, mode=case.mode) for name in case.models]
 
     monkeypatch.setattr(models, 'run_case', measured)
     monkeypatch.setattr(models, 'limit_memory', lambda gigabytes: None)
-    write_csv(tmp_path / 'models.csv', [row(64, models.OURS), row(64, models.DEIT)])
-    arguments = ['models', '--quick', '--max-pixels', '64', '--output', str(tmp_path), '--add', models.SWIN]
-    monkeypatch.setattr(sys, 'argv', arguments)
-    models.main()
-    found = [(r['model'], r['mode'], r['speed_over_deit']) for r in read_csv(tmp_path / 'models.csv')]
+    write_csv(tmp_path / 'quick_models.csv', [row(64, models.OURS), row(64, models.DEIT)])
+    models.main(['--quick', '--max-pixels', '64', '--continue', str(tmp_path), '--add', models.SWIN])
+    found = [(r['model'], r['mode'], r['speed_over_deit']) for r in read_csv(tmp_path / 'quick_models.csv')]
     assert found[:2] == [(models.OURS, 'inference', 1.0), (models.DEIT, 'inference', 1.0)]
     assert found[2:] == [(models.SWIN, 'inference', 0.7), (models.SWIN, 'training', 0.7)]
+    said = f'2 rows taken over from {tmp_path}/quick_models.csv: 64 px inference {models.OURS}, 64 px inference'
+    assert said in capsys.readouterr().out
 
 
-def test_promises_are_judged(capsys):
-    models.report([row(224, models.OURS, deit=0.96), row(1024, models.OURS, relpos=2.1, peak=400)])
+def test_there_must_be_something_to_continue(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(models, 'limit_memory', lambda gigabytes: None)
+    with pytest.raises(SystemExit, match='2'):
+        models.main(['--quick', '--continue', str(tmp_path)])
+    assert 'nothing to continue' in capsys.readouterr().err
+
+
+def test_targets_are_judged(capsys):
+    models.show([row(224, models.OURS, deit=0.96), row(1024, models.OURS, relpos=2.1, peak=400)])
     out = capsys.readouterr().out
     assert '0.96x the throughput of deit_base_patch16_224 (target 0.97: MISSED)' in out
-    assert '2.1x the throughput of vit_relpos_base_patch16_224 (target 2.0: kept)' in out
-    assert '400 MB (target 3000: kept)' in out
-    models.report([row(1024, models.OURS, peak=400), row(1024, models.RELPOS, peak=700)])
+    assert '2.1x the throughput of vit_relpos_base_patch16_224 (target 2.0: met)' in out
+    assert '400 MB (target 3000: met)' in out
+    models.show([row(1024, models.OURS, peak=400), row(1024, models.RELPOS, peak=700)])
     assert '0.57x of vit_relpos_base_patch16_224 (target 0.5: MISSED)' in capsys.readouterr().out
-    models.report([row(1024, models.OURS, relpos='', peak=400), row(1024, models.RELPOS, '', '', models.NO_FIT)])
+    models.show([row(1024, models.OURS, relpos='', peak=400), row(1024, models.RELPOS, '', '', models.NO_FIT)])
     assert 'peer does not fit' in capsys.readouterr().out

@@ -17,14 +17,14 @@ def without_compiler(monkeypatch):
 
 def test_quick_run_writes_a_table_and_a_picture(without_compiler, tmp_path, capsys):
     peers.main(['--quick', '--output', str(tmp_path)])
-    rows = list(csv.DictReader((tmp_path / 'peers.csv').open()))
+    rows = list(csv.DictReader((tmp_path / 'quick_peers.csv').open()))
     assert {r['mode'] for r in rows} == {'forward', 'forward+backward'}
     for r in rows:
         measured = r['seconds'] not in (peers.MISSING, peers.NO_BACKWARD)
         assert not measured or (float(r['seconds']) > 0 and float(r['time_of_ours']) > 0)
         if r['contender'] == peers.OURS:
             assert float(r['time_of_ours']) == 1
-    assert (tmp_path / 'peers.png').stat().st_size > 10_000
+    assert (tmp_path / 'quick_peers.png').stat().st_size > 10_000
     assert 'where we lose' in capsys.readouterr().out
 
 

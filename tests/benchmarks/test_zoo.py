@@ -8,7 +8,7 @@ from nprf_vit.engine.output import read_rows
 
 def test_quick_run_writes_the_tiny_models(tmp_path, capsys):
     zoo.main(['--quick', '--output', str(tmp_path)])
-    (row,) = read_rows(tmp_path / 'zoo.csv')
+    (row,) = read_rows(tmp_path / 'quick_zoo.csv')
     assert row['entry point'] == 'nprf_deit_tiny'
     model = timm.create_model('nprf_deit_tiny')
     assert row['parameters, M'] == f'{sum(p.numel() for p in model.parameters()) / 1e6:.2f}'

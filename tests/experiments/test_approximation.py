@@ -11,12 +11,12 @@ from experiments import approximation as bench
 
 def test_quick_run_writes_tables_and_a_picture(tmp_path, capsys):
     bench.main(['--quick', '--output', str(tmp_path)])
-    rows = list(csv.DictReader((tmp_path / 'approximation.csv').open()))
+    rows = list(csv.DictReader((tmp_path / 'quick_approximation.csv').open()))
     assert {r['kind'] for r in rows} == set(bench.KINDS)
     assert all(0 < float(r['low']) <= float(r['median']) <= float(r['high']) for r in rows)
-    assert len(list(csv.DictReader((tmp_path / 'approximation_variance.csv').open()))) == 4
-    assert len(list(csv.DictReader((tmp_path / 'approximation_samples.csv').open()))) == 2
-    assert (tmp_path / 'approximation.png').stat().st_size > 10_000
+    assert len(list(csv.DictReader((tmp_path / 'quick_approximation_variance.csv').open()))) == 4
+    assert len(list(csv.DictReader((tmp_path / 'quick_approximation_samples.csv').open()))) == 2
+    assert (tmp_path / 'quick_approximation.png').stat().st_size > 10_000
     assert 'approximation.png' in capsys.readouterr().out
 
 

@@ -5,7 +5,7 @@ from experiments import dense_features
 
 def test_quick_run_draws_a_picture(tmp_path, capsys):
     dense_features.main(['--quick', '--output', str(tmp_path)])
-    assert (tmp_path / 'dense_features.png').stat().st_size > 10_000
+    assert (tmp_path / 'quick_dense_features.png').stat().st_size > 10_000
     assert '96x144 px: features (1, 32, 6, 9)' in capsys.readouterr().out
 
 

@@ -1,8 +1,12 @@
-"""The experiments run small, continue where they were stopped, and draw their pictures."""
+"""The experiments run small, begin anew unless told to continue, say what they took over, and draw their pictures."""
 
+import struct
+
+import numpy as np
 import pytest
 
-from experiments import ablations, bits_per_dim, conversion, ordering, resolution, runs, stability
+from benchmarks import report
+from experiments import ablations, bits_per_dim, command, conversion, ordering, resolution, runs, stability
 from nprf_vit.engine import curves
 from nprf_vit.engine.output import read_rows
 
@@ -16,39 +20,128 @@ EXPERIMENTS = {
 }
 
 
-def run(name, folder, *args):
+def run(name, *args, quick=True):
     module = EXPERIMENTS[name][0]
-    options = ['--quick', '--work', str(folder / 'runs'), '--output', str(folder), *args]
-    return runs.main(module.__doc__, module.experiment, options)
+    data = name != 'bits_per_dim'
+    return command.main(name, module.__doc__, module.experiment, data, [*(['--quick'] if quick else []), *args])
+
+
+@pytest.fixture
+def one_case(monkeypatch, tmp_path):
+    """Two short runs of one model, in a folder with nothing else."""
+    monkeypatch.setattr(ablations, 'CASES', [('prf', 8)])
+    monkeypatch.setattr(ablations, 'BASES', {'nprf_bias': 'bias'})
+    monkeypatch.setattr(curves, 'available', False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.parametrize('name', EXPERIMENTS)
-def test_quick_run_writes_a_table_and_a_picture_and_repeats_nothing(name, tmp_path, capsys, monkeypatch):
+def test_quick_run_is_labelled_and_repeats_nothing_when_continued(name, tmp_path, capsys, monkeypatch):
     module, smaller = EXPERIMENTS[name]
     monkeypatch.setattr(curves, 'available', False)  # the runs' own pictures would take most of the time
     for constant, value in smaller.items():
         monkeypatch.setattr(module, constant, value)
-    assert run(name, tmp_path) == 0
-    rows = read_rows(tmp_path / f'{name}.csv')
-    assert rows and (tmp_path / f'{name}.png').stat().st_size > 10_000
-    assert '|---|' in capsys.readouterr().out
+    assert run(name, '--output', str(tmp_path)) == 0
+    assert not (tmp_path / f'{name}.csv').exists()
+    rows = read_rows(tmp_path / f'quick_{name}.csv')
+    assert rows and (tmp_path / f'quick_{name}.png').stat().st_size > 10_000
+    assert f'({report.LABEL}) |' in capsys.readouterr().out
     monkeypatch.setattr(runs, 'train', None)  # nothing is left to train
-    assert run(name, tmp_path) == 0
-    assert read_rows(tmp_path / f'{name}.csv') == rows
+    assert run(name, '--continue', str(tmp_path)) == 0
+    assert read_rows(tmp_path / f'quick_{name}.csv') == rows
+    assert f'{len(rows)} rows taken over from {tmp_path}/quick_{name}.csv' in capsys.readouterr().out
 
 
-def test_a_run_out_of_time_is_continued(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(ablations, 'CASES', [('prf', 8)])
-    monkeypatch.setattr(ablations, 'BASES', {'nprf_bias': 'bias'})
-    monkeypatch.setattr(ablations, 'plot', lambda table, path: None)
-    assert run('ablations', tmp_path, '--minutes', '-1') == runs.UNFINISHED
-    assert 'the same command continues' in capsys.readouterr().err
-    monkeypatch.setattr(runs, 'passed', lambda deadline: (tmp_path / 'runs/nprf_bias_prf_8-0/steps.csv').is_file())
-    assert run('ablations', tmp_path) == runs.UNFINISHED  # each run stops after its first step
+def test_each_command_begins_anew_and_the_newest_is_continued(one_case, capsys):
+    assert run('ablations') == run('ablations') == 0
+    folders = sorted((one_case / 'output').iterdir())
+    assert len(folders) == 2 and all((folder / 'quick_ablations.csv').is_file() for folder in folders)
+    assert 'taken over' not in capsys.readouterr().out
+    (folders[1] / 'quick_ablations.csv').unlink()
+    assert run('ablations', '--continue') == 0
+    out = capsys.readouterr().out
+    assert f'continuing in output/{folders[1].name}' in out
+    assert '2 runs trained before, taken over from' in out and 'nprf_bias_prf_8-0, nprf_bias_prf_8-1' in out
+
+
+def test_a_folder_with_results_is_not_begun_in(one_case, capsys):
+    assert run('ablations', '--output', 'here') == 0
+    assert run('ablations', '--output', 'here') == 2
+    assert 'error: here has results already: --continue here, or begin in another folder' in capsys.readouterr().err
+    assert run('ablations', '--continue', 'nowhere') == 2
+    assert run('ordering', '--continue') == 2
+    assert capsys.readouterr().err.splitlines() == [
+        'error: nothing to continue: nowhere has no quick_ablations.csv and no runs',
+        'error: nothing to continue: there is no output/quick_ordering-*',
+    ]
+
+
+@pytest.mark.parametrize('name', [name for name in EXPERIMENTS if name != 'bits_per_dim'])
+def test_missing_images_are_an_error_of_one_line(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'empty').mkdir()
+    for given, said in (
+        ([], 'give --data-dir DIR'),
+        (['--data-dir', 'nowhere'], 'the data folder nowhere does not exist'),
+        (['--data-dir', 'empty'], 'Dataset not found'),
+    ):
+        assert run(name, *given, quick=False) == 2
+        seen = capsys.readouterr()
+        assert said in seen.err and len(seen.err.splitlines()) == 1 and '|---|' not in seen.out
+    assert not (tmp_path / 'output').exists()
+
+
+def test_the_shipped_rows_are_continued_only_on_demand(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(conversion, 'plot', lambda table, path: None)
+    assert run('conversion', '--continue', str(report.RESULTS), quick=False) == 0
+    assert '276 rows taken over from' in capsys.readouterr().out
+
+
+def test_quick_runs_keep_away_from_the_results(capsys):
+    with pytest.raises(SystemExit, match='2'):
+        run('ablations', '--output', str(report.RESULTS / 'more'))
+    assert 'a quick run gives no results' in capsys.readouterr().err
+
+
+def write_idx(path, array):
+    header = struct.pack('>HBB', 0, 8, array.ndim) + struct.pack(f'>{array.ndim}I', *array.shape)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+def test_a_quick_run_reads_the_images_it_is_given(one_case):
+    folder = one_case / 'images' / 'FashionMNIST' / 'raw'
+    folder.mkdir(parents=True)
+    for part, number in (('train', 80), ('t10k', 50)):
+        write_idx(folder / f'{part}-images-idx3-ubyte', np.full((number, 28, 28), 128))
+        write_idx(folder / f'{part}-labels-idx1-ubyte', np.zeros(number) + 3)
+    assert run('ablations', '--output', 'out', '--data-dir', 'images') == 0
+    # all images are one and the same, which is right or wrong as a whole; so are no 40 digits
+    assert {float(row['top1']) for row in read_rows(one_case / 'out/quick_ablations.csv')} <= {0, 100}
+    assert 'torch/fashion_mnist' in (one_case / 'out/runs/nprf_bias_prf_8-0/config.yaml').read_text()
+
+
+def test_a_run_out_of_time_is_continued(one_case, capsys, monkeypatch):
+    assert run('ablations', '--output', 'out', '--minutes', '-1') == command.UNFINISHED
+    said = capsys.readouterr().err
+    assert '2 of 2 runs are left; go on with\npython -m experiments.ablations --continue out --quick' in said
+    assert '0/2' in said and '2/2' not in said  # the bar counts what was done
+    first = one_case / 'out/runs/nprf_bias_prf_8-0'
+    first.mkdir(parents=True)
+    monkeypatch.setattr(runs, 'passed', lambda deadline: (first / 'steps.csv').is_file())
+    assert run('ablations', '--continue', 'out') == command.UNFINISHED  # stops after the first step
     monkeypatch.setattr(runs, 'passed', lambda deadline: False)
-    assert run('ablations', tmp_path) == 0
-    assert [row['steps'] for row in read_rows(tmp_path / 'ablations.csv')] == ['6', '6']
-    assert 'continuing after step 1' in (tmp_path / 'runs/nprf_bias_prf_8-0/log.txt').read_text()
+    assert run('ablations', '--continue', 'out') == 0
+    assert [row['steps'] for row in read_rows(one_case / 'out/quick_ablations.csv')] == ['6', '6']
+    assert 'continuing after step 1' in (first / 'log.txt').read_text()
+
+
+def test_a_trained_run_of_other_settings_is_not_taken_over(one_case, capsys, monkeypatch):
+    assert run('ablations', '--output', 'first', '--work', 'runs') == 0
+    monkeypatch.setattr(runs, '_TINY', (*runs._TINY, 'model_kwargs.mlp_ratio=1'))
+    assert run('ablations', '--output', 'second', '--work', 'runs') == 2
+    assert 'belongs to a different configuration (model_kwargs' in capsys.readouterr().err
 
 
 def test_experiments_share_their_common_runs():

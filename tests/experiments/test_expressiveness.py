@@ -11,13 +11,13 @@ from experiments import expressiveness as bench
 
 def test_quick_run_writes_tables_and_a_picture(tmp_path, capsys):
     bench.main(['--quick', '--output', str(tmp_path)])
-    rows = list(csv.DictReader((tmp_path / 'expressiveness.csv').open()))
+    rows = list(csv.DictReader((tmp_path / 'quick_expressiveness.csv').open()))
     for r in rows:
         reached = float(r['least_log_distance']) < 1e-10
         assert (r['expressible'] == 'yes') == reached == (float(r['mean_row_error']) < 1e-10)
-    kernel = list(csv.DictReader((tmp_path / 'expressiveness_kernel.csv').open()))
+    kernel = list(csv.DictReader((tmp_path / 'quick_expressiveness_kernel.csv').open()))
     assert all(int(r['rank_without_bias']) == int(r['m']) < int(r['rank_with_bias']) for r in kernel)
-    assert (tmp_path / 'expressiveness.png').stat().st_size > 10_000
+    assert (tmp_path / 'quick_expressiveness.png').stat().st_size > 10_000
     assert '| rank_of_bias |' in capsys.readouterr().out
 
 
