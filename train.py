@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from nprf_vit.engine.config_file import load_config, override
+from nprf_vit.engine.config_reference import as_help
 from nprf_vit.engine.distributed import process_group
 from nprf_vit.engine.dry_run import dry_run
 from nprf_vit.engine.preemption import Preemption
@@ -13,15 +14,18 @@ from nprf_vit.errors import Exit, InputError, RunError, exit_with
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, epilog=as_help(), formatter_class=layout)
     parser.add_argument('--config', required=True, metavar='FILE', help='YAML file of the run')
     parser.add_argument('--data-dir', metavar='DIR', help='data folder, where the dataset needs one')
     parser.add_argument('--output', metavar='DIR', help='output folder (default: output/NAME-OF-CONFIG)')
     parser.add_argument(
         '--resume', metavar='auto|FILE', help="continue: 'auto' takes the newest good checkpoint of the output folder"
     )
-    parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override keys')
-    parser.add_argument('--dry-run', action='store_true', help='two steps on synthetic images: memory, speed, days')
+    parser.add_argument(
+        '--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override keys, listed below'
+    )
+    parser.add_argument('--dry-run', action='store_true', help='a few steps on synthetic images: memory, speed, days')
     return parser.parse_args(argv)
 
 

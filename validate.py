@@ -21,7 +21,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument('--data-dir', metavar='DIR', help='data folder, where the dataset needs one')
     parser.add_argument('--json', metavar='FILE', help='write the results here too')
-    parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override keys')
+    keys = 'override keys, which train.py --help and docs/configuration.md list'
+    parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help=keys)
     return parser.parse_args(argv)
 
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import difflib
+import logging
 import math
+import os
 import re
 import reprlib
 import types
@@ -15,7 +17,9 @@ import yaml
 
 from ..errors import InputError, first_line
 from .config import FIELDS, Config
+from .model_kwargs import MODEL_ARGUMENTS
 
+_logger = logging.getLogger(__name__)
 _KINDS = typing.get_type_hints(Config)
 _LARGEST_FILE, _DEEPEST = 2**20, 8  # bytes, levels: a run needs a hundredth and two of these
 _NAMES = {int: 'an integer', float: 'a number', bool: 'true or false', str: 'text', dict: 'a mapping'}
@@ -82,8 +86,10 @@ def override(config: Config, **changes: Any) -> Config:
 
 
 def _build(values: dict[str, Any], overrides: Iterable[str], origin: str) -> Config:
+    given = dict(values)
     for item in overrides:
         _apply_override(values, item)
+    _fit_warmup(values, given)
     if 'model' not in values:
         raise InputError(f'{origin}: the key model is missing, e.g. model: nprf_deit_base')
     try:
@@ -104,6 +110,25 @@ def _apply_override(values: dict[str, Any], item: str) -> None:
             raise InputError(f'{where}: only model_kwargs has parts, as in model_kwargs.depth=4')
         value = {**values.get(name, {}), inner: value}
     values[name] = _check(name, value, where)
+
+
+def _fit_warmup(values: dict[str, Any], given: dict[str, Any]) -> None:
+    """Shorten a warm-up that no override names to its share of the epochs that one does."""
+    epochs, warmup = values.get('epochs', 0), given.get('warmup_epochs', 0)
+    if not 0 < epochs <= warmup or values['warmup_epochs'] != warmup or epochs == given.get('epochs'):
+        return
+    share = max(1, round(warmup * epochs / given.get('epochs', FIELDS['epochs'].default)))
+    values['warmup_epochs'] = min(share, epochs - 1)
+    if values['warmup_epochs'] == 0 and values.get('sched') == 'inverse_sqrt':
+        raise InputError(
+            'sched inverse_sqrt falls from the end of its warm-up, which takes an epoch at least: --set epochs=2 or '
+            'more (epoch_steps says how long an epoch is), or sched=cosine'
+        )
+    if os.environ.get('RANK', '0') == '0':
+        _logger.warning(
+            f'epochs={epochs}: warm-up shortened from {warmup} to {values["warmup_epochs"]} epochs '
+            '(--set warmup_epochs=N sets it)'
+        )
 
 
 def _parse_scalar(text: str, where: str) -> Any:
@@ -147,22 +172,37 @@ def _problem(error: Exception) -> str:
 
 def _check(name: str, value: Any, where: str) -> Any:
     if name not in FIELDS:
-        near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.0)
-        raise InputError(f'{where}: unknown key {name}; the nearest valid key is {near[0]}')
+        raise InputError(f'{where}: unknown key {name}; {_suggestion(name, where)}')
     value = _coerce(name, value, _KINDS[name], where)
-    _check_range(name, value, where)
+    for item in value if isinstance(value, tuple) else (value,):
+        _check_range(name, item, where)
+    if name == 'img_size' and isinstance(value, tuple) and len(value) == 2 and value[0] == value[1]:
+        return value[0]  # one spelling of a square, by which runs and their continuations are compared
     return value
+
+
+def _suggestion(name: str, where: str) -> str:
+    """What an unknown key was meant to be, as it would be written there."""
+    _, sign, value = where.partition('=')
+    if name in MODEL_ARGUMENTS:
+        written = f'--set model_kwargs.{name}={value}' if sign else f'model_kwargs: {{{name}: ...}}'
+        return f'it is an argument of the model: {written}'
+    near = difflib.get_close_matches(name, FIELDS, n=3) or difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.0)
+    written = f' (--set {near[0]}={value})' if sign else ''
+    others = f'; or {", ".join(near[1:])}' if near[1:] else ''
+    return f'the nearest valid key is {near[0]}{written}{others}'
 
 
 def _coerce(name: str, value: Any, kind: Any, where: str) -> Any:
     if isinstance(kind, types.UnionType):
         if value is None:
             return None
-        kind = next(k for k in typing.get_args(kind) if k is not type(None))
+        kinds = [k for k in typing.get_args(kind) if k is not type(None)]
+        kind = kinds[-1] if isinstance(value, (list, tuple)) else kinds[0]  # one number or several
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, (list, tuple)):
             value = [value]
-        return tuple(_coerce(name, v, float, where) for v in value)
+        return tuple(_coerce(name, v, typing.get_args(kind)[0], where) for v in value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not kind:

@@ -5,9 +5,11 @@ import inspect
 import logging
 import re
 import sys
+from typing import Any
 
 import timm
 import torch
+from timm.layers import to_2tuple
 from timm.models import VisionTransformer, load_state_dict
 from torch import nn
 
@@ -26,7 +28,6 @@ _logger = logging.getLogger(__name__)
 def build_model(config: Config, fresh: bool = True) -> nn.Module:
     """Create the model with weights drawn from the seed; if `fresh`, load the weights that the configuration names."""
     _check_name(config.model)
-    torch.manual_seed(derive_seed(config.seed, 'init'))
     args = {'in_chans': config.in_chans, 'num_classes': config.num_classes, 'img_size': config.img_size}
     args = {name: value for name, value in args.items() if value is not None}
     args |= {'drop_rate': config.drop, 'drop_path_rate': config.drop_path}
@@ -35,14 +36,44 @@ def build_model(config: Config, fresh: bool = True) -> nn.Module:
             f'no weights are published for {config.model}: give --checkpoint FILE, or the key initial_checkpoint'
         )
     try:
-        model = timm.create_model(config.model, pretrained=config.pretrained and fresh, **(args | config.model_kwargs))
+        model = _create(config, config.pretrained and fresh, args)
     except (TypeError, ValueError, RuntimeError, AssertionError, OSError) as error:
-        raise InputError(f'cannot build model {config.model}: {error}{_nearest_argument(error)}') from error
+        raise InputError(
+            f'cannot build model {config.model}: {error}{_nearest_argument(config.model, error)}'
+        ) from error
     if config.initial_checkpoint and fresh:
         load_initial(model, config.initial_checkpoint)
     if config.grad_checkpointing:
         model.set_grad_checkpointing(True)
     return model
+
+
+def _create(config: Config, pretrained: bool, args: dict[str, Any]) -> nn.Module:
+    """timm's model, without those arguments that it does not take and that would change nothing.
+
+    Convolutional networks take images of any size and no `img_size`; some models know no stochastic depth.
+    """
+    while True:
+        torch.manual_seed(derive_seed(config.seed, 'init'))
+        try:
+            model = timm.create_model(config.model, pretrained=pretrained, **(args | config.model_kwargs))
+            break
+        except TypeError as error:
+            refused = _refused(error)
+            idle = refused == 'img_size' or (refused in ('drop_rate', 'drop_path_rate') and not args.get(refused))
+            if refused not in args or not idle:
+                raise
+            args = {name: value for name, value in args.items() if name != refused}
+    own = tuple(model.pretrained_cfg.get('input_size', ())[-2:])
+    fixed = model.pretrained_cfg.get('fixed_input_size') and 'img_size' not in args
+    if config.img_size and fixed and to_2tuple(config.img_size) != own:
+        raise ValueError(f'it takes images of {own[0]}x{own[1]} only, not img_size {config.img_size}')
+    return model
+
+
+def _refused(error: Exception) -> str:
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    return found[1] if found else ''
 
 
 def _check_name(name: str) -> None:
@@ -52,18 +83,23 @@ def _check_name(name: str) -> None:
     raise InputError(f'unknown model {name}: ' + (f'near are {", ".join(near)}' if near else 'see timm.list_models()'))
 
 
-def _nearest_argument(error: Exception) -> str:
-    """The argument of this package's models that a refused one was meant to be, if any is near."""
-    refused = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+def _nearest_argument(model: str, error: Exception) -> str:
+    """What a refused argument was meant to be: one that is near, or none at all."""
+    refused = _refused(error)
+    key = {'drop_rate': 'drop', 'drop_path_rate': 'drop_path'}.get(refused)
+    if key:
+        return f': {model} has none, leave the key {key} at 0'
     classes = KernelVisionTransformer, VisionTransformer, PixelTransformer
-    known = {name for cls in classes for name in inspect.signature(cls).parameters} - {'kwargs'}
-    near = difflib.get_close_matches(refused[1], known, n=1) if refused else []
+    known = {name for cls in classes for name in inspect.signature(cls).parameters} - {'kwargs', refused}
+    own = timm.is_model(model) and timm.model_entrypoint(model).__module__.startswith('nprf_vit')
+    near = difflib.get_close_matches(refused, known, n=1) if refused and own else []
     return f'; did you mean {near[0]}?' if near else ''
 
 
 def input_size(config: Config, model: nn.Module) -> tuple[int, int, int]:
-    size = config.img_size or model.pretrained_cfg.get('input_size', (3, 224, 224))[-1]
-    return config.in_chans, size, size
+    """Channels, height and width of what the model is given."""
+    size = config.img_size or tuple(model.pretrained_cfg.get('input_size', (3, 224, 224))[-2:])
+    return config.in_chans, *to_2tuple(size)
 
 
 def normalization(config: Config, model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:

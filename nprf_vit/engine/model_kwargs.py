@@ -9,6 +9,19 @@ _LIMITS |= {'mlp_ratio': 256, 'levels': 65536, 'seed': 2**63 - 1}
 _OTHERS = 10_000_000  # arguments that this file does not know
 # timm.create_model would read weights or settings from where these point to
 _LOADING = ('checkpoint_path', 'pretrained', 'pretrained_cfg', 'pretrained_cfg_overlay', 'cache_dir')
+# of this package's models: what people write as keys of their own
+MODEL_ARGUMENTS = (
+    'embed_dim',
+    'depth',
+    'num_heads',
+    'mlp_ratio',
+    'patch_size',
+    'pos_embed',
+    'class_token',
+    'global_pool',
+)
+MODEL_ARGUMENTS += ('kernel', 'normalize', 'feature_dim', 'attn_backend', 'rel_pos', 'rel_pos_extend', 'rel_pos_size')
+MODEL_ARGUMENTS += ('dynamic_img_size', 'levels', 'length')
 _KEYS = {'img_size': 'img_size', 'in_chans': 'in_chans', 'num_classes': 'num_classes'}
 _KEYS |= {'drop_rate': 'drop', 'drop_path_rate': 'drop_path'}
 

@@ -1,6 +1,7 @@
 """What people see: a progress bar, a line per epoch, one table at the end."""
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import timm
 from tqdm import tqdm
 
 from ..data.pixels import VERSIONS
@@ -23,31 +25,53 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
+def model_title(config: Config) -> str:
+    """The model's name with what the configuration changed in it, as its size alone would be that of another."""
+    own = timm.models.get_pretrained_cfg(config.model, allow_unregistered=True)
+    changed = dict(config.model_kwargs)
+    if own is not None:
+        channels, *size = own.input_size
+        given = {'img_size': config.img_size, 'in_chans': config.in_chans, 'num_classes': config.num_classes}
+        defaults = {'img_size': size[0], 'in_chans': channels, 'num_classes': own.num_classes}
+        changed |= {name: value for name, value in given.items() if value not in (None, defaults[name])}
+    parts = [f'{name}={"x".join(map(str, v)) if isinstance(v, tuple) else v}' for name, v in changed.items()]
+    return config.model + (f' with {", ".join(parts)}' if parts else '')
+
+
+def decimals(value: float, width: int = 0) -> str:
+    """Four decimals, or an exponent where a diverged number would burst its column."""
+    return f'{value:>{width}.4f}' if abs(value) < 1e4 or not math.isfinite(value) else f'{value:>{width}.2e}'
+
+
 def results_table(config: Config, metrics: dict[str, Any]) -> str:
     """One table: the model, its EMA, ReaL labels where measured, and the paper's row."""
     if config.task == 'pixel':
         return bits_table(config, metrics)
-    lines = [f'{"":<26}{"top-1":>8}{"top-5":>8}{"loss":>10}{"images":>9}']
+    first = max(26, len(f'{config.model} (EMA)') + 1)
+    lines = [f'{"":<{first}}{"top-1":>8}{"top-5":>8}{"loss":>10}{"images":>9}']
     for label, prefix in (('', ''), (' (EMA)', 'ema_')):
         if f'{prefix}top1' in metrics:
             top1, top5, loss = (metrics[prefix + name] for name in ('top1', 'top5', 'loss'))
-            lines.append(f'{config.model + label:<26}{top1:>8.2f}{top5:>8.2f}{loss:>10.4f}{metrics["images"]:>9}')
+            scores = f'{top1:>8.2f}{top5:>8.2f}{decimals(loss, 10)}'
+            lines.append(f'{config.model + label:<{first}}{scores}{metrics["images"]:>9}')
         if f'{prefix}real_top1' in metrics:
             top1, top5, images = (metrics[prefix + name] for name in ('real_top1', 'real_top5', 'real_images'))
-            lines.append(f'{"ReaL labels" + label:<26}{top1:>8.2f}{top5:>8.2f}{"":>10}{images:>9}')
+            lines.append(f'{"ReaL labels" + label:<{first}}{top1:>8.2f}{top5:>8.2f}{"":>10}{images:>9}')
     paper = paper_row(config.model, config.num_classes)
     if paper:
-        lines.append(f'{"paper, ImageNet-1K":<26}{paper[0]:>8.1f}{paper[1]:>8.1f}  {paper[2]}')
+        lines.append(f'{"paper, ImageNet-1K":<{first}}{paper[0]:>8.1f}{paper[1]:>8.1f}  {paper[2]}')
     return '\n'.join(lines)
 
 
 def bits_table(config: Config, metrics: dict[str, Any]) -> str:
     """Bits per dimension with their standard error, under the name of the data they belong to."""
-    lines = [f'on {VERSIONS[config.dataset]}', f'{"":<34}{"bits/dim":>9}{"error":>9}{"images":>9}']
+    first = max(34, len(f'{config.model} (EMA)') + 1)
+    lines = [f'on {VERSIONS[config.dataset]}', f'{"":<{first}}{"bits/dim":>10}{"error":>10}{"images":>9}']
     for label, prefix in (('', ''), (' (EMA)', 'ema_')):
         if f'{prefix}bpd' in metrics:
             bits, error = metrics[f'{prefix}bpd'], metrics[f'{prefix}bpd_se']
-            lines.append(f'{config.model + label:<34}{bits:>9.4f}{error:>9.4f}{metrics["images"]:>9}')
+            numbers = decimals(bits, 10) + decimals(error, 10)
+            lines.append(f'{config.model + label:<{first}}{numbers}{metrics["images"]:>9}')
     paper = paper_bits(config.model, config.dataset)
     if paper:
         lines.append(f'the paper has {paper} on ImageNet32 and does not say which version; they are not comparable')
@@ -101,7 +125,7 @@ class Reporter:
     def interval(self, row: dict[str, Any]) -> None:
         """A logging interval has ended."""
         text = (
-            f'loss {row["loss"]:.4f}, lr {row["lr"]:.2e}, {row["images_per_s"]:.0f} img/s, '
+            f'loss {decimals(row["loss"])}, lr {row["lr"]:.2e}, {row["images_per_s"]:.0f} img/s, '
             f'data wait {row["data_wait"]:.0%}, left {duration(self.seconds_left(row["step"]))}'
         )
         now = time.perf_counter()
@@ -135,7 +159,7 @@ class Reporter:
     def _epoch_line(self, row: dict[str, Any]) -> str:
         parts = [
             f'epoch {row["epoch"]:>3}/{self.config.epochs}',
-            f'loss {row["train_loss"]:.4f}',
+            f'loss {decimals(row["train_loss"])}',
             f'lr {row["lr"]:.2e}',
         ]
         for label, name in (('top-1', 'top1'), ('top-5', 'top5'), ('EMA top-1', 'ema_top1')):
@@ -143,7 +167,7 @@ class Reporter:
                 parts.append(f'{label} {row[name]:.2f}')
         for label, name in (('bits/dim', 'bpd'), ('EMA bits/dim', 'ema_bpd')):
             if row.get(name) is not None:
-                parts.append(f'{label} {row[name]:.4f}')
+                parts.append(f'{label} {decimals(row[name])}')
         parts += [f'{row["images_per_s"]:.0f} img/s', f'data wait {row["data_wait"]:.0%}']
         parts.append(f'left {duration(self.seconds_left(row["step"]))}')
         return '  '.join(parts)

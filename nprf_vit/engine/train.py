@@ -15,7 +15,7 @@ from .distributed import Place
 from .loop import Loop
 from .meter import LossMeter
 from .output import check_output, check_space, open_output, write_rows
-from .report import results_table
+from .report import model_title, results_table
 from .resume import Found, find_checkpoint, restarted
 from .state import Progress, restore
 
@@ -80,9 +80,9 @@ def _checkpoint_bytes(run: Training) -> int:
 
 
 def _opening(run: Training, progress: Progress, folder: Path) -> str:
-    parameters = sum(p.numel() for p in run.model.parameters())
+    parameters = sum(p.numel() for p in run.model.parameters()) / 1e6
     lines = [
-        f'{run.config.model}: {parameters / 1e6:.2f} M parameters on {run.place.world} x {run.place.device.type}',
+        f'{model_title(run.config)}: {parameters:.2f} M parameters on {run.place.world} x {run.place.device.type}',
         f'{run.plan}; {run.data.steps_per_epoch} steps per epoch, {run.config.epochs} epochs; output in {folder}',
     ]
     if run.data.is_stream:

@@ -57,7 +57,7 @@ def load_models(model: nn.Module, checkpoint: str, config: Config) -> dict[str, 
         load_initial(model, checkpoint, new_head=False)
         return {'': model}
     # at another resolution than that of the training the position tables are fitted, and the model says so
-    load = load_exact if content['config'].get('img_size') == config.img_size else load_fitted
+    load = load_exact if content['config'].get('img_size') == config.to_dict()['img_size'] else load_fitted
     load(model, content['state_dict'], checkpoint)
     if content['state_dict_ema'] is None:
         return {'': model}
