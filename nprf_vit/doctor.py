@@ -2,6 +2,7 @@
 
 python -m nprf_vit.doctor            every backend against the dense oracle, then timed over sizes
 python -m nprf_vit.doctor --quick    the same checks, small sizes
+python -m nprf_vit.doctor --seconds N    time for about N seconds; larger sizes are left out, and named
 python -m nprf_vit.doctor --csv F    what was found, as a table too
 
 # B batch, K heads, N tokens, M features, D head dim, H×W grid
@@ -178,15 +179,33 @@ def first_fft(point: float) -> int:
     return next(side for side in itertools.count(2) if faster(side))
 
 
-def time_backends(device: str, backends: list[str], sides: list[int], rounds: int) -> list[Finding]:
+def time_sizes(device: str, backends: list[str], sides: list[int], rounds: int, seconds: float) -> dict[int, dict]:
+    """Seconds of each backend by size, from the smallest on until the next would go beyond `seconds` in all.
+
+    A size is expected to take (n'/n)² of the time of the one before, n its tokens; the smallest is always timed.
+    """
+    table, begin, last = {}, time.perf_counter(), 0.0
+    for side in tqdm(sides, desc=f'timing on {device}', leave=False):
+        started = time.perf_counter()
+        if table and started - begin + last * (side / max(table)) ** 4 > seconds:
+            break
+        with torch.no_grad():
+            table[side] = median_seconds(timed_runs(side, device, backends), device, rounds)
+        last = time.perf_counter() - started
+    left_out = [f'{side}x{side}' for side in sides if side not in table]
+    if left_out:
+        print(f'left out to stay within {seconds:g} seconds: {", ".join(left_out)} (--seconds N gives more)')
+    return table
+
+
+def time_backends(
+    device: str, backends: list[str], sides: list[int], rounds: int, seconds: float = math.inf
+) -> list[Finding]:
     """Prints milliseconds by size, the winner, and the constant of the cost model that follows; returns them.
 
     The constant matters where fft and direct are close, so the two sizes at which they are closest give it.
     """
-    table = {}
-    for side in tqdm(sides, desc=f'timing on {device}', leave=False):
-        with torch.no_grad():
-            table[side] = median_seconds(timed_runs(side, device, backends), device, rounds)
+    table = time_sizes(device, backends, sides, rounds, seconds)
     names = list(table[sides[0]])
     print(f'milliseconds on {device}, {TIMED_HEADS} heads, M={TIMED_M}, D={TIMED_D}, forward, float32:')
     print(f'  {"grid":<10}' + ''.join(f'{name:>10}' for name in names) + '   fastest for any bias   auto takes')
@@ -218,8 +237,13 @@ def write_findings(path: Path, findings: list[Finding]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m nprf_vit.doctor', description=__doc__.splitlines()[0])
     parser.add_argument('--quick', action='store_true', help='time small sizes only')
+    parser.add_argument(
+        '--seconds', type=float, default=120, metavar='N', help='time per device, checks apart (default 120)'
+    )
     parser.add_argument('--csv', type=Path, metavar='FILE', help='write errors and times there too')
     args = parser.parse_args(argv)
+    if not args.seconds > 0:
+        parser.error(f'--seconds {args.seconds:g}: expected a number above 0')
     if args.csv and not args.csv.parent.is_dir():
         parser.error(f'--csv {args.csv}: there is no folder {args.csv.parent}')
     devices = ['cpu'] + (['cuda'] if torch.cuda.is_available() else [])
@@ -234,7 +258,7 @@ def main(argv: list[str] | None = None) -> int:
         right, found = check(device)
         findings, wrong = findings + right, wrong + found
         if not found:  # the time of a wrong answer says nothing
-            findings += time_backends(device, [finding.backend for finding in right], sides, rounds)
+            findings += time_backends(device, [finding.backend for finding in right], sides, rounds, args.seconds)
     if args.csv:
         write_findings(args.csv, findings)
     if wrong:

@@ -1,11 +1,18 @@
+import subprocess
+import sys
+
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file
 from timm.models.vision_transformer import ParallelScalingBlock
 
 import nprf_vit
+from nprf_vit.engine.config_file import make_config
+from nprf_vit.engine.model import build_model
 from nprf_vit.layers import KERNELS, KernelAttention
 
+from .engine.running import ROOT, launch, run_here
 from .models.small import make
 
 SMALL = {'embed_dim': 32, 'depth': 3, 'num_heads': 2, 'img_size': 64, 'num_classes': 5}
@@ -114,3 +121,43 @@ def test_what_cannot_be_converted(model, message):
 def test_unknown_kernel():
     with pytest.raises(ValueError, match="unknown kernel 'relu'"):
         nprf_vit.convert(vit(), kernel='relu')
+
+
+def run_command(*args):
+    command = [sys.executable, '-W', 'error::RuntimeWarning', '-m', 'nprf_vit.convert', *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.fixture(scope='module')
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('run')
+    kwargs = {'embed_dim': 32, 'depth': 1, 'num_heads': 2, 'patch_size': 2, 'kernel': 'softmax'}
+    run_here(folder, epochs=1, warmup_epochs=0, model_kwargs=kwargs)
+    return folder / 'best.pt'
+
+
+def test_a_checkpoint_by_command(checkpoint, tmp_path):
+    twin = tmp_path / 'twin.safetensors'
+    done = run_command('--checkpoint', checkpoint, '--output', twin, '--feature-dim', 8, '--seed', 5)
+    assert done.returncode == 0 and done.stderr == '', done.stderr
+    said = done.stdout.splitlines()[-1].split()  # the command that measures it
+    assert 'nprf_deit_tiny' in launch(*said[1:]).stdout
+    content = torch.load(checkpoint, weights_only=True)
+    source = build_model(make_config(content['config']), fresh=False)
+    source.load_state_dict(content['state_dict_ema'])
+    expected = nprf_vit.convert(source, 'prf', feature_dim=8, seed=5).state_dict()
+    found = load_file(twin)
+    assert found.keys() == expected.keys() and all(torch.equal(found[k], expected[k]) for k in expected)
+
+
+def test_the_command_refuses_in_one_line(checkpoint, tmp_path):
+    done = run_command()
+    assert done.returncode == 2 and '--checkpoint' in done.stderr and 'Traceback' not in done.stderr
+    for args, message in (
+        (('--checkpoint', tmp_path / 'none.pt', '--output', tmp_path / 'a.safetensors'), 'no checkpoint file'),
+        (('--checkpoint', checkpoint, '--output', tmp_path / 'a.pt'), 'expected a .safetensors file'),
+        (('--checkpoint', checkpoint, '--output', tmp_path / 'a.safetensors', '--feature-dim', 0), 'feature_dim 0'),
+    ):
+        done = run_command(*args)
+        assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert list(tmp_path.iterdir()) == []

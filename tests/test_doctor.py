@@ -1,5 +1,6 @@
 """The doctor passes a sound installation and notices a broken one. No clock is asserted here."""
 
+import itertools
 import re
 
 import pytest
@@ -37,6 +38,20 @@ def test_the_table_has_what_was_printed(tmp_path, capsys):
     [point] = [float(row['value']) for row in rows if row['quantity'] == 'FFT_POINT']
     [said] = re.findall(r'FFT_POINT (\S+) measured here', printed)
     assert point == pytest.approx(float(said), abs=0.06)
+
+
+def test_a_time_budget_leaves_out_the_largest_sizes_and_names_them(capsys, monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(doctor.time, 'perf_counter', lambda: float(next(clock)))  # every look at it is a second later
+    monkeypatch.setattr(doctor, 'median_seconds', lambda runs, *args: dict.fromkeys(runs, 1.0))
+    args = ('cpu', ['direct', 'fft'], [8, 10, 80], 1)
+    assert list(doctor.time_sizes(*args, seconds=1e6)) == [8, 10, 80]
+    assert 'left out' not in capsys.readouterr().out
+    assert list(doctor.time_sizes(*args, seconds=20)) == [8, 10]
+    assert 'left out to stay within 20 seconds: 80x80' in capsys.readouterr().out
+    assert list(doctor.time_sizes(*args, seconds=0.001)) == [8]
+    with pytest.raises(SystemExit):
+        doctor.main(['--seconds', '0'])
 
 
 def test_a_table_without_a_folder_is_refused(capsys):

@@ -14,7 +14,7 @@ from nprf_vit.ops import draw_projection, feature_map, kernel_attention
 from nprf_vit.ops.attention import BACKENDS
 
 from .dense import dense_kernel_attention
-from .rel_pos import RelPosBias, extend_window
+from .rel_pos import RelPosBias, check_grid_size, extend_window
 
 KERNELS = ('prf', 'orf', 'sphere', 'trf', 'elu', 'softmax')
 
@@ -119,6 +119,7 @@ class KernelAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
         self.rel_pos_bias = None
         if rel_pos_size is not None:
+            check_grid_size(rel_pos_size, 'rel_pos_size')
             self.rel_pos_bias = RelPosBias(rel_pos_size, num_heads, kernel == 'softmax', rel_pos_extend, **dd)
         w = None
         if self.has_projection:

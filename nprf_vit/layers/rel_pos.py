@@ -22,6 +22,13 @@ def check_extend(extend: str) -> None:
         raise ValueError(f'unknown rel_pos_extend {extend!r}: expected one of {", ".join(EXTEND)}')
 
 
+def check_grid_size(grid_size: Sequence[int], name: str = 'grid_size') -> None:
+    """Raise for what is neither a grid (H, W) nor a sequence (N,); `name` is what the caller's argument is called."""
+    if isinstance(grid_size, int) or len(grid_size) not in (1, 2) or min(grid_size) < 1:
+        hint = f', such as ({grid_size}, {grid_size}) or ({grid_size},)' if isinstance(grid_size, int) else ''
+        raise ValueError(f'{name} {grid_size}: expected (H, W) or (N,), each at least 1{hint}')
+
+
 def resize_table(table: torch.Tensor, grid_size: Sequence[int]) -> torch.Tensor:
     """Interpolate an offset table to another grid, as timm does for Swin (bicubic; linear along a sequence).
 
@@ -151,8 +158,7 @@ class RelPosBias(nn.Module):
     ) -> None:
         super().__init__()
         check_extend(extend)
-        if isinstance(grid_size, int) or len(grid_size) not in (1, 2) or min(grid_size) < 1:
-            raise ValueError(f'grid_size {grid_size}: expected (H, W) or (N,), each at least 1')
+        check_grid_size(grid_size)
         self.grid_size = tuple(grid_size)
         self.num_heads = num_heads
         self.dense = dense

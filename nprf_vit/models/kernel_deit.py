@@ -15,7 +15,7 @@ from torch import nn
 
 from nprf_vit.layers import GridCache, KernelBlock, RelPosBias
 from nprf_vit.layers.attention import check_kernel
-from nprf_vit.layers.rel_pos import check_extend
+from nprf_vit.layers.rel_pos import check_extend, check_grid_size
 
 from .loading import adapt_state_dict, resize_pos_embed
 
@@ -106,6 +106,7 @@ class KernelVisionTransformer(VisionTransformer):
         if rel_pos_size is None:
             rel_pos_size = tuple(s // p for s, p in zip(to_2tuple(img_size), to_2tuple(patch_size)))
         rel_pos_size = to_2tuple(rel_pos_size)
+        check_grid_size(rel_pos_size, 'rel_pos_size')
         attn_kwargs = {'kernel': kernel, 'normalize': normalize, 'feature_dim': feature_dim, 'seed': seed}
         super().__init__(
             img_size=img_size,

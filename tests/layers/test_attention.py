@@ -220,6 +220,16 @@ def test_bad_arguments(kwargs, message):
         KernelAttention(16, **{'num_heads': 2, **kwargs})
 
 
+@pytest.mark.parametrize('kernel', ['prf', 'softmax'])
+def test_the_size_of_the_bias_is_refused_under_its_own_name(kernel):
+    with pytest.raises(
+        ValueError, match=r'^rel_pos_size 14: expected \(H, W\) or \(N,\).*such as \(14, 14\) or \(14,\)'
+    ):
+        KernelAttention(16, 2, kernel, rel_pos_size=14)
+    with pytest.raises(ValueError, match=r'^rel_pos_size \(0, 3\)'):
+        KernelAttention(16, 2, kernel, rel_pos_size=(0, 3))
+
+
 def test_bad_inputs():
     layer = KernelAttention(16, 2, rel_pos_size=(3, 3))
     with pytest.raises(ValueError, match='8 tokens do not fill the 3x3 grid'):

@@ -7,9 +7,9 @@ from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from .layers import KernelAttention
-from .layers.attention import check_kernel
-from .models import KernelVisionTransformer
+from ..layers import KernelAttention
+from ..layers.attention import check_kernel
+from ..models import KernelVisionTransformer
 
 
 def convert(model: VisionTransformer, kernel: str = 'prf', feature_dim: int = 32, seed: int = 0) -> VisionTransformer:
@@ -27,7 +27,7 @@ def convert(model: VisionTransformer, kernel: str = 'prf', feature_dim: int = 32
     Returns:
         A copy of the model, on the same device and in the same mode.
     """
-    check_kernel(kernel)
+    check_kernel(kernel, feature_dim)
     if not isinstance(model, VisionTransformer):
         raise ValueError(f'cannot convert a {type(model).__name__}: expected a VisionTransformer of timm or nprf_vit')
     model = copy.deepcopy(model)
