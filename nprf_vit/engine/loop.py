@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ..errors import BadImage, RunError
 from .build import Training
+from .checkpoint import LAST
 from .evaluate import evaluate
 from .faults import Faults
-from .line_log import SkipLog, StepLog
 from .meter import LossMeter
+from .output import Output, write_rows
 from .report import Reporter
-from .saving import Saver
+from .saving import BEST, Saver
 from .state import Progress, run_state, weights_state
 from .step import Clock, Outcome, train_step
 
@@ -30,17 +30,16 @@ class Loop:
         run: Training,
         progress: Progress,
         meter: LossMeter,
-        folder: Path,
+        output: Output,
         should_stop: Callable[[int], bool] | None = None,
     ):
         self.run, self.progress, self.meter, self.should_stop = run, progress, meter, should_stop
         place, steps = run.place, run.data.steps_per_epoch
-        self.report = Reporter(run.config, folder, run.total_steps, steps, progress.step, place.is_main)
-        self.log = StepLog(folder / 'steps.csv', progress.step) if place.is_main else None
-        skips = SkipLog(folder / 'skipped_steps.jsonl', progress.step) if place.is_main else None
-        self.faults = Faults(run, progress, folder, skips)
-        logs = [log for log in (self.log, skips) if log is not None]
-        self.saver = Saver(run.config, place, folder, logs, self.report.say)
+        self.report = Reporter(run.config, output.folder, run.total_steps, steps, progress.step, place.is_main)
+        self.report.check = output.lock.check
+        self.output, self.log = output, output.steps
+        self.faults = Faults(run, progress, output.folder, output.skips)
+        self.saver = Saver(run.config, place, output, self.report.say)
         self.epoch_clock, self.interval_clock = Clock(), Clock()
 
     def go(self) -> bool:
@@ -82,7 +81,7 @@ class Loop:
             self._log_interval(epoch, lr)
         stop, due = outcome.wishes
         if (stop or due) and not run.data.is_stream:
-            self.save()
+            self.save(leaving=stop)
         return not stop
 
     def _wishes(self, done: int) -> tuple[bool, bool]:
@@ -127,7 +126,7 @@ class Loop:
             metrics = self.evaluate()
         if metrics is None:
             if not run.data.is_stream:
-                self.save()
+                self.save(leaving=True)
             return False
         row: dict[str, Any] = {'epoch': epoch, 'step': self.progress.step}
         row['lr'] = run.optimizer.param_groups[-1]['lr']
@@ -137,11 +136,37 @@ class Loop:
         row |= metrics | {'images_per_s': round(speed, 1), 'data_wait': round(clock.wait_share, 4)}
         row['seconds'] = round(time.perf_counter() - clock.started, 2)
         self.progress.history.append(row)
-        if metrics and self._is_best(row) and self.saver.write_best(weights_state(run, row)):
-            self.progress.best = row
-        self.save()
-        self.report.end_epoch(self.progress.history)
+        try:
+            self._save_epoch(row, bool(metrics) and self._is_best(row))
+        finally:
+            self.report.end_epoch(self.progress.history)  # the numbers are known, whatever the disk says
         return True
+
+    def _save_epoch(self, row: dict[str, Any], best: bool) -> None:
+        """Its checkpoints; after the last epoch all that the run was for, and insistently."""
+        if row['epoch'] < self.run.config.epochs:
+            if best:
+                self._save_best(row)
+            self.save()
+            return
+        works = {BEST: lambda: self._save_best(row)} if best else {}
+        summary = self.output.folder / 'summary.csv'
+        works |= {
+            LAST: self._save_last,
+            summary.name: lambda: self.saver.attempt(summary.name, lambda: write_rows(summary, self.progress.history)),
+        }
+        if self.progress.bad_images:
+            works['bad_images.csv'] = lambda: self.saver.attempt('bad_images.csv', self.faults.write)
+        self.saver.write_all(works, self.progress.step)
+
+    def _save_best(self, row: dict[str, Any]) -> bool:
+        written = self.saver.write_best(weights_state(self.run, row))
+        if written:
+            self.progress.best = row
+        return written
+
+    def _save_last(self) -> bool:
+        return self.saver.write_last(run_state(self.run, self.progress, self.meter))
 
     def evaluate(self) -> dict[str, float] | None:
         run, evaluation = self.run, self.run.evaluation
@@ -171,5 +196,9 @@ class Loop:
         name, best = self.run.config.eval_metric, self.progress.best
         return best is None or self.run.task.is_better(row[name], best[name])
 
-    def save(self) -> None:
-        self.saver.write(run_state(self.run, self.progress, self.meter))
+    def save(self, leaving: bool = False) -> None:
+        """The next last.pt; a run that leaves insists on it."""
+        if leaving:
+            self.saver.write_all({LAST: self._save_last}, self.progress.step)
+        else:
+            self.saver.write(run_state(self.run, self.progress, self.meter))

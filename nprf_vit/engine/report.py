@@ -87,6 +87,7 @@ class Reporter:
         self.first_step, self.started = step, time.perf_counter()
         self.last_line = self.last_drawing = self.started
         self.bar: Any = None
+        self.check: Callable[[], None] = lambda: None  # raises OSError when the folder is no longer ours to write to
         self.board = self._open_board() if is_main and config.tensorboard else None
 
     def _open_board(self) -> Any:
@@ -105,6 +106,7 @@ class Reporter:
         if not self.is_main:
             return
         try:
+            self.check()
             work()
         except OSError as error:
             self.say(f'cannot write to {self.folder}: {error}')

@@ -9,12 +9,11 @@ from typing import Any
 from ..errors import InputError
 from . import curves
 from .build import Training, build_training
-from .checkpoint import set_aside
 from .config import Config
 from .distributed import Place
 from .loop import Loop
 from .meter import LossMeter
-from .output import check_output, check_space, open_output, write_rows
+from .output import Output, check_output, check_space
 from .report import model_title, results_table
 from .resume import Found, find_checkpoint, restarted
 from .state import Progress, restore
@@ -33,21 +32,23 @@ def train(
         folder: Output folder, shared by all ranks.
         resume: 'auto' for the folder's newest good checkpoint if it has one, or a checkpoint file.
     """
-    if restarted(folder, place):
-        resume = 'auto'
-    check_output(folder, config, resume)
-    if config.tensorboard and importlib.util.find_spec('tensorboard') is None:
-        raise InputError('tensorboard: true needs the package tensorboard: install nprf_vit[tensorboard]')
-    found = find_checkpoint(folder, resume, config, place)
-    place.pulse.enter('starting')  # opening a large data set takes its time
-    run = build_training(config, place, weights=(found.content or {}).get('state_dict'), origin=found.path)
-    place.pulse.enter('starting')
-    meter = LossMeter(place)
-    progress = restore(run, meter, found.content, found.path) if found.content else Progress()
+    output = Output(folder)
     with contextlib.ExitStack() as stack:
+        place.from_main(lambda: output.hold(stack))
+        if restarted(folder, place):
+            resume = 'auto'
+        check_output(folder, config, resume)
+        if config.tensorboard and importlib.util.find_spec('tensorboard') is None:
+            raise InputError('tensorboard: true needs the package tensorboard: install nprf_vit[tensorboard]')
+        found = find_checkpoint(folder, resume, config, place)
+        place.pulse.enter('starting')  # opening a large data set takes its time
+        run = build_training(config, place, weights=(found.content or {}).get('state_dict'), origin=found.path)
+        place.pulse.enter('starting')
+        meter = LossMeter(place)
+        progress = restore(run, meter, found.content, found.path) if found.content else Progress()
         place.barrier()  # every rank has looked into the folder before one writes to it
-        said = place.from_main(lambda: _prepare(run, progress, folder, found, stack))
-        loop = Loop(run, progress, meter, folder, should_stop)
+        said = place.from_main(lambda: _prepare(run, progress, output, found, stack))
+        loop = Loop(run, progress, meter, output, should_stop)
         loop.saver.last_step = progress.step if found.content else None
         for text in (*said, _opening(run, progress, folder)):
             loop.report.say(text)
@@ -61,16 +62,11 @@ def train(
     return progress.history[-1]
 
 
-def _prepare(run: Training, progress: Progress, folder: Path, found: Found, stack: contextlib.ExitStack) -> list[str]:
+def _prepare(run: Training, progress: Progress, output: Output, found: Found, stack: contextlib.ExitStack) -> list[str]:
     """The output folder, ours alone, as it was at the checkpoint and with room for the next; returns what to say."""
-    open_output(folder, run.config, run.place.world, stack)
-    check_space(folder, _checkpoint_bytes(run))
-    said = [f'{text}; set aside as {set_aside(path).name}' for path, text in found.passed_over.items()]
-    if progress.history:
-        write_rows(folder / 'summary.csv', progress.history)
-    else:
-        (folder / 'summary.csv').unlink(missing_ok=True)
-    return said
+    said = output.open(run.config, run.place.world, stack)
+    check_space(output.folder, _checkpoint_bytes(run))
+    return said + output.continue_from(progress.step, progress.history, found.passed_over)
 
 
 def _checkpoint_bytes(run: Training) -> int:

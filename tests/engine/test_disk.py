@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from nprf_vit.engine.checkpoint import read_checkpoint
-from nprf_vit.engine.lock import sole_writer
-from nprf_vit.engine.output import check_space, open_output, read_rows
+from nprf_vit.engine.lock import SoleWriter
+from nprf_vit.engine.output import Output, check_space, read_rows
 from nprf_vit.engine.train import train
 from nprf_vit.errors import InputError, RunError
 
@@ -91,14 +91,14 @@ def test_a_folder_that_may_not_be_written_is_refused_at_the_start(tmp_path):
         if os.geteuid() == 0:
             os.seteuid(65534)  # root may write anywhere
         with pytest.raises(InputError, match='cannot write to the output folder .*Permission denied'):
-            open_output(folder, small_config(), 1, contextlib.ExitStack())
+            Output(folder).open(small_config(), 1, contextlib.ExitStack())
 
     assert in_child(work) == 0
 
 
 def test_a_folder_has_one_writer(tmp_path):
     taken = pytest.raises(InputError, match='another process is writing to the output folder')
-    with sole_writer(tmp_path), taken, sole_writer(tmp_path, patience=0):
+    with SoleWriter(tmp_path), taken, SoleWriter(tmp_path, patience=0):
         pass
-    with sole_writer(tmp_path, patience=0):
+    with SoleWriter(tmp_path, patience=0):
         pass
