@@ -22,6 +22,9 @@ from .model_kwargs import MODEL_ARGUMENTS
 _logger = logging.getLogger(__name__)
 _KINDS = typing.get_type_hints(Config)
 _LARGEST_FILE, _DEEPEST = 2**20, 8  # bytes, levels: a run needs a hundredth and two of these
+_LONGEST_INTEGER, _LONGEST_TEXT = 100, 4096  # characters; the second is the system's limit for a path
+# what PyYAML's constructors raise, besides errors of their own, for a scalar that is not what its tag says
+_NO_VALUE = (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError)
 _NAMES = {int: 'an integer', float: 'a number', bool: 'true or false', str: 'text', dict: 'a mapping'}
 
 
@@ -44,7 +47,15 @@ class _Loader(yaml.SafeLoader):
         finally:
             self.depth -= 1
 
+    def construct_yaml_int(self, node: Any) -> int:
+        """Python reads hexadecimal and base-60 integers of any length, and then cannot print them."""
+        text = self.construct_scalar(node)
+        if len(text) > _LONGEST_INTEGER:
+            raise ValueError(f'an integer of {len(text)} characters')
+        return super().construct_yaml_int(node)
 
+
+_Loader.add_constructor('tag:yaml.org,2002:int', _Loader.construct_yaml_int)
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != 'tag:yaml.org,2002:float']
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -100,7 +111,7 @@ def _build(values: dict[str, Any], overrides: Iterable[str], origin: str) -> Con
 
 def _apply_override(values: dict[str, Any], item: str) -> None:
     name, sign, text = item.partition('=')
-    where = f'--set {item}'
+    where = f'--set {item if len(item) < 200 else item[:200] + "…"}'
     if not sign:
         raise InputError(f'{where}: expected key=value')
     value = _parse_scalar(text, where)
@@ -134,7 +145,7 @@ def _fit_warmup(values: dict[str, Any], given: dict[str, Any]) -> None:
 def _parse_scalar(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader subclass
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, *_NO_VALUE) as error:
         raise InputError(f'{where}: not a YAML value ({_problem(error)})') from None
 
 
@@ -149,13 +160,10 @@ def _read_entries(text: str, origin: str) -> dict[str, tuple[Any, str]]:
         entries: dict[str, tuple[Any, str]] = {}
         for key_node, value_node in node.value:
             where = f'{origin}:{key_node.start_mark.line + 1}'
-            name = str(loader.construct_object(key_node))
+            name = str(_construct(loader, key_node, f'{where}: a key'))
             if name in entries:
                 raise InputError(f'{where}: the key {name} appears twice, first at {entries[name][1]}')
-            try:
-                entries[name] = (loader.construct_object(value_node, deep=True), where)
-            except ValueError as error:  # a date in month 13, an integer of 5000 digits
-                raise InputError(f'{where}: {name} is not a YAML value ({first_line(error)})') from None
+            entries[name] = (_construct(loader, value_node, f'{where}: {name}'), where)
         return entries
     except yaml.YAMLError as error:
         mark = getattr(error, 'problem_mark', None)
@@ -164,6 +172,13 @@ def _read_entries(text: str, origin: str) -> dict[str, tuple[Any, str]]:
     finally:
         if loader is not None:
             loader.dispose()
+
+
+def _construct(loader: _Loader, node: Any, what: str) -> Any:
+    try:
+        return loader.construct_object(node, deep=True)
+    except _NO_VALUE as error:  # a date in month 13, an integer of 5000 digits, !!bool x
+        raise InputError(f'{what} is not a YAML value ({first_line(error)})') from None
 
 
 def _problem(error: Exception) -> str:
@@ -204,10 +219,18 @@ def _coerce(name: str, value: Any, kind: Any, where: str) -> Any:
             value = [value]
         return tuple(_coerce(name, v, typing.get_args(kind)[0], where) for v in value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise InputError(f'{where}: {name} expects a finite number, got {_shown(value)}') from None
     if type(value) is not kind:
         hint = ' (quote it: YAML reads yes, no, on and off as true or false)' if isinstance(value, bool) else ''
-        raise InputError(f'{where}: {name} expects {_NAMES[kind]}, got {reprlib.repr(value)}{hint}')
+        raise InputError(f'{where}: {name} expects {_NAMES[kind]}, got {_shown(value)}{hint}')
+    if kind is dict and not all(isinstance(key, str) for key in value):
+        raise InputError(f'{where}: {name} expects names before its colons, got {_shown(value)}')
+    if kind is str and (len(value) > _LONGEST_TEXT or '\0' in value):
+        rule = f'at most {_LONGEST_TEXT} characters and no zero byte'
+        raise InputError(f'{where}: {name} expects {rule}, got {_shown(value)}, {len(value)} characters')
     if kind is float and not math.isfinite(value):
         raise InputError(f'{where}: {name} expects a finite number, got {value}')
     return value
@@ -218,8 +241,15 @@ def _check_range(name: str, value: Any, where: str) -> None:
     if value is None:
         return
     if limits['choices'] and value not in limits['choices']:
-        raise InputError(f'{where}: {name} {reprlib.repr(value)} is none of {", ".join(map(str, limits["choices"]))}')
+        raise InputError(f'{where}: {name} {_shown(value)} is none of {", ".join(map(str, limits["choices"]))}')
     if limits['low'] is not None and value < limits['low']:
-        raise InputError(f'{where}: {name} {value} is below the smallest allowed value {limits["low"]}')
+        raise InputError(f'{where}: {name} {_shown(value)} is below the smallest allowed value {limits["low"]}')
     if limits['high'] is not None and value > limits['high']:
-        raise InputError(f'{where}: {name} {value} is above the largest allowed value {limits["high"]}')
+        raise InputError(f'{where}: {name} {_shown(value)} is above the largest allowed value {limits["high"]}')
+
+
+def _shown(value: Any) -> str:
+    """In a few words, whatever it is: Python refuses to print integers of more than 4300 digits."""
+    if isinstance(value, int) and value.bit_length() > 4 * _LONGEST_INTEGER:
+        return f'an integer of {value.bit_length()} bits'
+    return reprlib.repr(value)

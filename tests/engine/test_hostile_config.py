@@ -1,12 +1,14 @@
 """Configurations written to do harm: refused with one message, quickly, and nothing in them is executed."""
 
+import contextlib
+import itertools
 import re
 
 import pytest
 
 from nprf_vit.engine.build import build_training
 from nprf_vit.engine.config import FIELDS
-from nprf_vit.engine.config_file import load_config
+from nprf_vit.engine.config_file import load_config, make_config
 from nprf_vit.errors import InputError
 
 from .running import ONE, small_config
@@ -38,6 +40,22 @@ def write(tmp_path, text):
         ('model: a\x00b', 'not valid YAML'),
         ('#' * (2**20 + 1), 'a configuration has at most 1048576'),
         ('? [1, 2]\n: 3\n', 'unknown key'),
+        ('model: m\nlr: ' + '9' * 400, 'run.yaml:2: lr is not a YAML value .an integer of 400 characters'),
+        ('model: m\nlr: 0x' + 'F' * 5000, 'run.yaml:2: lr is not a YAML value'),
+        ('model: m\nepochs: 0b' + '1' * 20_000, 'run.yaml:2: epochs is not a YAML value'),
+        ('model: m\nepochs: 1' + ':59' * 200_000, 'run.yaml:2: epochs is not a YAML value'),
+        ('model: m\nlr: ' + '9' * 400 + '.0', 'run.yaml:2: lr expects a finite number, got inf'),
+        ('model: m\nmodel_kwargs: {depth: 0x' + 'F' * 5000 + '}', 'run.yaml:2: model_kwargs is not a YAML value'),
+        ("model: m\nepochs: !!int ''", 'run.yaml:2: epochs is not a YAML value'),
+        ("model: m\nlr: !!float ''", 'run.yaml:2: lr is not a YAML value'),
+        ('model: m\namp: !!bool x', 'run.yaml:2: amp is not a YAML value'),
+        ('model: m\nseed: !!timestamp x', 'run.yaml:2: seed is not a YAML value'),
+        ("model: m\n!!int '': 3", 'run.yaml:2: a key is not a YAML value'),
+        ('model: m\n!!bool x: 3', 'run.yaml:2: a key is not a YAML value'),
+        ('model: m\nmodel_kwargs: {[1]: 2}', 'not valid YAML .found unhashable key'),
+        ('model: m\nmodel_kwargs: {1: 2}', 'model_kwargs expects names before its colons'),
+        ('model: m\ndata_dir: "a\\0b"', 'run.yaml:2: data_dir .* no zero byte'),
+        ('model: m\ndata_dir: ' + 'x' * 5000, 'run.yaml:2: data_dir .* at most 4096 characters'),
     ],
 )
 def test_hostile_text(tmp_path, monkeypatch, text, message):
@@ -46,6 +64,68 @@ def test_hostile_text(tmp_path, monkeypatch, text, message):
         load_config(write(tmp_path, text))
     assert len(str(error.value)) < 10_000
     assert {path.name for path in tmp_path.iterdir()} == {'run.yaml'}
+
+
+@pytest.mark.parametrize('text', ['9' * 400, '0x' + 'F' * 5000, "!!int ''", '!!bool x', '!!timestamp x', '9' * 5000])
+def test_hostile_overrides(text):
+    with pytest.raises(InputError, match='--set lr=.*: not a YAML value') as error:
+        make_config({'model': 'm'}, [f'lr={text}'])
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize('digits', [400, 6000])
+def test_integers_of_any_size_from_a_checkpoint(digits):
+    value = 10**digits
+    for name in ('lr', 'epochs', 'model_kwargs', 'model', 'scale', 'amp_dtype'):
+        with pytest.raises(InputError, match=name) as error:
+            make_config({'model': 'm', name: value})
+        assert len(str(error.value)) < 300
+
+
+TAGS = ('int', 'float', 'bool', 'null', 'str', 'timestamp', 'binary', 'seq', 'map', 'set', 'omap', 'pairs', 'merge')
+TAGS += ('value', 'python/tuple', 'nonsense')
+VALUES = (
+    "''",
+    'x',
+    '0x',
+    '0b2',
+    '1:99',
+    '+',
+    '-',
+    '.',
+    '_',
+    '~',
+    '[]',
+    '{}',
+    '[1, [2]]',
+    '{a: 1}',
+    '[{a: 1}]',
+    '=',
+    '<<',
+)
+VALUES += (
+    '0x' + 'F' * 600,
+    '1e999',
+    '.nan',
+    '2020-13-41',
+    '2020-01-01T99:99:99Z',
+    '"\\ud800"',
+    '{<<: 1}',
+    '{<<: {a: 1}}',
+)
+
+
+def test_no_tag_on_any_value_gets_another_error_out(tmp_path):
+    tried = 0
+    for tag, value, name in itertools.product(TAGS, VALUES, ('lr', 'epochs', 'amp', 'model_kwargs', 'scale', None)):
+        line = f'{name}: !!{tag} {value}' if name else f'? !!{tag} {value}\n: 1'
+        with contextlib.suppress(InputError):
+            load_config(write(tmp_path, f'model: m\n{line}\n'))
+        if name:
+            with contextlib.suppress(InputError):
+                make_config({'model': 'm'}, [f'{name}=!!{tag} {value}'])
+        tried += 1
+    assert tried == len(TAGS) * len(VALUES) * 6
 
 
 NUMBERS = [name for name, item in FIELDS.items() if re.match(r'(int|float)\b', str(item.type).removeprefix("<class '"))]
