@@ -133,6 +133,11 @@ def markdown(rows: list[dict], label: str = '') -> str:
     return '\n'.join(lines)
 
 
+def significant(value: float) -> str:
+    """Three digits, zeros included: 0.0210, 20.0, 134."""
+    return f'{value:#.3g}'.rstrip('.')
+
+
 def by_size(rows: list[dict], name: Callable[[dict], str], size: str) -> list[dict]:
     """A row per contender and a column per size, for docs/: seconds and peak memory, or the reason for none."""
     sizes = list(dict.fromkeys(row[size] for row in rows))
@@ -140,6 +145,6 @@ def by_size(rows: list[dict], name: Callable[[dict], str], size: str) -> list[di
     for row in rows:
         cell = row['seconds']
         if row['rounds']:
-            cell = f'{float(row["seconds"]):.3g} s, {float(row["peak_mb"]):.0f} MB'
+            cell = f'{significant(float(row["seconds"]))} s, {float(row["peak_mb"]):.0f} MB'
         table.setdefault(name(row), dict.fromkeys(sizes, ''))[row[size]] = cell
     return [{size: contender, **cells} for contender, cells in table.items()]

@@ -45,7 +45,7 @@ def experiment(lab: Lab) -> None:
 def report(table: Table) -> list[dict]:
     """Mean ± deviation between runs of every model there is so far."""
     rows = []
-    for name, label in (MAIN | FACTORS).items():
+    for name, label in (MAIN | {name: label for name, label in FACTORS.items() if name not in MAIN}).items():
         tops, longer = table.values('top1', variant=name), table.values('top1', variant=f'{name}_long')
         if tops:
             row = {'model': label, 'top-1': said(tops), 'runs': len(tops)}

@@ -1,0 +1,68 @@
+"""The documents' tables about the paper's claims, each from its CSV file in docs/results."""
+
+from benchmarks import report
+from benchmarks.report import read_csv
+from experiments import ablations, bits_per_dim, conversion, ordering, resolution, stability
+from experiments.runs import Table
+
+
+def shipped(name: str) -> Table:
+    return Table(report.RESULTS / f'{name}.csv', ())
+
+
+def approximation() -> list[dict]:
+    found = {(r['radius'], r['kind'], r['m']): r['median'] for r in read_csv(report.RESULTS / 'approximation.csv')}
+    columns = [('prf', 16), ('prf', 64), ('prf', 1024), ('orf', 64), ('sphere', 64), ('trf', 64)]
+    return [
+        {'R': radius, **{f'{kind}, m={m}': f'{found[radius, kind, m]:.2f}' for kind, m in columns}}
+        for radius in (1, 2, 3, 4)
+    ]
+
+
+def power(value: float) -> str:
+    digits, exponent = f'{value:.1e}'.split('e')
+    return f'{digits}e{int(exponent)}'
+
+
+def approximation_samples() -> list[dict]:
+    return [
+        {
+            'R': f'{r["radius"]:g}',
+            'bound, any tokens': power(r['any_tokens']),
+            'bound, these tokens': power(r['these_tokens']),
+            f'found by doubling m, {r["seeds"]} seeds': r['measured'],
+        }
+        for r in read_csv(report.RESULTS / 'approximation_samples.csv')
+        if r['radius'] <= 3
+    ]
+
+
+def conversions() -> list[dict]:
+    chosen = {'model', 'R', 'softmax', *(f'm = {m}' for m in (4, 16, 32, 64, 256, 1024))}
+    return [{k: v for k, v in row.items() if k in chosen} for row in conversion.report(shipped('conversion'))]
+
+
+def orders() -> list[dict]:
+    names = {'top-1': '600 steps', 'three times as long': '1800 steps, three runs'}
+    return [{names.get(k, k): v for k, v in row.items()} for row in ordering.report(shipped('ordering'))]
+
+
+def resolutions() -> list[dict]:
+    table = shipped('resolution')
+    pixels = {f'{float(row["scale"]):g}×': f'{row["pixels"]} px' for row in table.rows}
+    return [
+        {pixels.get((head := k.split(','))[0], head[0]) + k[len(head[0]) :]: v for k, v in row.items()}
+        for row in resolution.report(table)
+    ]
+
+
+TABLES = {
+    'approximation': approximation,
+    'approximation_samples': approximation_samples,
+    'conversion': conversions,
+    'ablations': lambda: ablations.report(shipped('ablations')),
+    'ordering': orders,
+    'stability': lambda: stability.report(shipped('stability')),
+    'bits_per_dim': lambda: bits_per_dim.report(shipped('bits_per_dim')),
+    'resolution': resolutions,
+}
