@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from nprf_vit.command import check_path, run_command
 from nprf_vit.engine.config_file import load_config, override
 from nprf_vit.engine.config_reference import as_help
 from nprf_vit.engine.distributed import process_group
@@ -33,10 +34,14 @@ def main(argv: list[str] | None = None) -> int:
     """Returns one of `nprf_vit.errors.Exit`."""
     args = parse(argv)
     try:
+        for name in ('config', 'data_dir', 'output', 'resume'):
+            check_path(getattr(args, name), '--' + name.replace('_', '-'))
         config = load_config(args.config, args.set)
         if args.data_dir:
             config = override(config, data_dir=args.data_dir)
         folder = Path(args.output or Path('output') / Path(args.config).stem)
+        for name in ('data_dir', 'initial_checkpoint', 'real_labels'):
+            check_path(getattr(config, name), name)
         with process_group(config.device, config.threads, config.stall_timeout) as place, Preemption() as preempted:
             if args.dry_run:
                 dry_run(config, place)
@@ -48,4 +53,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from nprf_vit.command import check_path, run_command
 from nprf_vit.engine.config_file import load_config, make_config, override
 from nprf_vit.engine.distributed import process_group
 from nprf_vit.engine.validate import validate
@@ -29,12 +30,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     try:
+        for name in ('config', 'checkpoint', 'data_dir', 'json'):
+            check_path(getattr(args, name), '--' + name.replace('_', '-'))
         if args.config:
             config = load_config(args.config, args.set)
         else:
             config = make_config({'model': args.model, 'pretrained': args.checkpoint is None}, args.set)
         if args.data_dir:
             config = override(config, data_dir=args.data_dir)
+        for name in ('data_dir', 'initial_checkpoint', 'real_labels'):
+            check_path(getattr(config, name), name)
         with process_group(config.device, config.threads, config.stall_timeout) as place:
             validate(config, place, args.checkpoint, args.json)
     except (InputError, RunError) as error:
@@ -43,4 +48,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import InputError
-from .atomic import write_text
+from ..errors import InputError, NotSaved
 from .build import build_evaluation
 from .checkpoint import FORMAT, check_file, read_checkpoint
 from .config import Config
@@ -17,14 +16,16 @@ from .evaluate import evaluate
 from .model import build_model, load_exact, load_fitted, load_initial, read_weights
 from .provenance import provenance
 from .report import results_table
+from .result_file import ResultFile
 
 
 def validate(
     config: Config, place: Place, checkpoint: str | None = None, json_file: str | None = None
 ) -> dict[str, Any]:
     """Measure, print one table, and write JSON if asked; the numbers are those that training reported."""
+    results: list[ResultFile] = []
     if json_file:
-        _check_writable(Path(json_file))
+        place.from_main(lambda: results.append(ResultFile(json_file, '--json')))
     if not checkpoint and not config.pretrained and not config.initial_checkpoint:
         raise InputError(f'no weights for {config.model}: give --checkpoint FILE')
     model = build_model(config, fresh=checkpoint is None).to(place.device)
@@ -32,18 +33,25 @@ def validate(
     part = build_evaluation(config, place, model)
     metrics = evaluate(models, part.batches, part.task, place, part.num_images, part.autocast)
     if place.is_main:
-        print(results_table(config, metrics))
-        if json_file:
-            about = {'model': config.model, 'checkpoint': checkpoint, 'dataset': config.dataset or 'image folder'}
-            record = {**about, **metrics, 'provenance': provenance(place.world)}
-            write_text(Path(json_file), json.dumps(record, indent=2) + '\n')
+        about = {'model': config.model, 'checkpoint': checkpoint, 'dataset': config.dataset or 'image folder'}
+        record = {**about, **metrics, 'provenance': provenance(place.world)}
+        _deliver(results_table(config, metrics), json.dumps(record, indent=2) + '\n', results)
     return metrics
 
 
-def _check_writable(json_file: Path) -> None:
-    """Before the work rather than after it."""
-    if json_file.is_dir() or not json_file.parent.is_dir():
-        raise InputError(f'--json {json_file}: expected a file in a folder that exists')
+def _deliver(table: str, record: str, results: list[ResultFile]) -> None:
+    """Into the file first: what is printed may get lost. One that fails does not keep the other from its place."""
+    outlets = {str(result.path): lambda result=result: result.write(record) for result in results}
+    outlets['standard output'] = lambda: print(table, flush=True)
+    problems = {}
+    for name, put in outlets.items():
+        try:
+            put()
+        except OSError as error:
+            problems[name] = f'cannot write the results to {name}: {error}'
+    if problems:
+        places = [f'they are in {name}' for name in outlets if name not in problems]
+        raise NotSaved('; '.join([*problems.values(), *(places or ['they are lost'])]))
 
 
 def load_models(model: nn.Module, checkpoint: str, config: Config) -> dict[str, nn.Module]:
