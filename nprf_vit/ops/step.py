@@ -7,6 +7,9 @@ import torch
 
 from .precision import check_alike, without_autocast
 
+# Denominators that have lost digits to underflow: in themselves, or because exp(bias) has beside the largest score.
+_SMALL, _SMALL_PART = 1e-30, 1e-20
+
 
 class DecodeState:
     """Keeps what later tokens need of earlier ones: φ(k) and v with a bias, one constant-size sum without.
@@ -48,6 +51,9 @@ class DecodeState:
         """Takes the next token's φ(q), φ(k) (B, K, M) and v (B, K, D); returns its output (B, K, D) in v's dtype."""
         self._check(phi_q, phi_k, v)
         dtype = torch.promote_types(phi_q.dtype, torch.float32)
+        if self.past is None and v.device.type != 'mps':  # Apple's GPUs have no float64
+            # a float32 sum over tokens drifts by a rounding per token, and products of small features vanish
+            dtype = torch.float64
         with without_autocast(v):
             values = torch.cat([v.to(dtype), v.new_ones(*v.shape[:2], 1, dtype=dtype)], dim=-1)  # B, K, D+1
             args = phi_q.to(dtype), phi_k.to(dtype), values
@@ -68,12 +74,20 @@ class DecodeState:
         self.keys[:, :, self.length], self.values[:, :, self.length] = phi_k, values
         t = self.length + 1
         bias = self._recent(t).to(phi_q.dtype)  # K, t
-        weights = (bias - bias.amax(-1, keepdim=True)).exp()
-        sums = _attend_row(phi_q, self.keys[:, :, :t], self.values[:, :, :t], weights)
-        if (
-            self.positive and sums[..., -1].amin() < 1e-30
-        ):  # float32 underflow: rare, and only with raw queries and a steep bias
-            sums = _attend_row(phi_q.double(), self.keys[:, :, :t].double(), self.values[:, :, :t].double(), weights)
+        bias = bias - bias.amax(-1, keepdim=True)
+        # a factor per query cancels: the scores of small features then stay above what float32 can hold
+        phi_q = phi_q / phi_q.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(phi_q.dtype).tiny)
+        scores = (self.keys[:, :, :t] @ phi_q.unsqueeze(-1)).squeeze(-1)  # B, K, t
+        values = self.values[:, :, :t]
+        if self.positive and scores.device.type != 'cpu':  # asking whether it is needed would stop the host
+            return _sum_values(_log_weights(scores, bias), values)
+        sums = _sum_values(scores * bias.exp(), values)
+        if not self.positive:
+            return sums
+        den = sums[..., -1]
+        kept = (den >= _SMALL) & (den > _SMALL_PART * scores.amax(-1)) & sums.isfinite().all(-1)  # B, K
+        if not kept.all():
+            sums = torch.where(kept.unsqueeze(-1), sums, _sum_values(_log_weights(scores, bias), values))
         return sums
 
     def _recent(self, t):
@@ -108,9 +122,14 @@ class DecodeState:
             raise ValueError(f'this state holds {self.limit} tokens and all of them are taken')
 
 
-def _attend_row(phi_q, keys, values, weights):
-    scores = (keys @ phi_q.unsqueeze(-1)).squeeze(-1) * weights  # B, K, t
-    return (scores.unsqueeze(-2) @ values).squeeze(-2)  # B, K, D+1
+def _sum_values(weights, values):
+    return (weights.unsqueeze(-2) @ values).squeeze(-2)  # B, K, D+1
+
+
+def _log_weights(scores, bias):
+    """scores·exp(bias) up to a factor per row, by logarithms: any positive score and any bias; zeros stay zero."""
+    logs = scores.log() + bias  # B, K, t
+    return (logs - logs.amax(-1, keepdim=True).clamp(min=torch.finfo(logs.dtype).min)).exp()
 
 
 def decode(phi_q, phi_k, v, bias, positive):

@@ -45,3 +45,53 @@ def test_a_nan_in_one_item_leaves_the_rescue_of_another_on():
     assert all(g[1].isfinite().all() for g in grads)
     torch.testing.assert_close(grads[2][1], expected[2][0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(grads[0][1] * 1e-20, expected[0][0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize('biased', [False, True])
+def test_step_rescues_small_denominators(biased):
+    """A constant v gives itself back, whatever the scale of the features."""
+    small = features(2, 1, 5, 4) * 1e-20
+    bias = torch.randn(1, 9, generator=torch.Generator().manual_seed(0)) if biased else None
+    z = kernel_attention(small, small, torch.ones(2, 1, 5, 3), bias, causal=True, backend='step')
+    torch.testing.assert_close(z, torch.ones_like(z), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize('steep', [100.0, 400.0])
+def test_step_weighs_a_steep_bias_beyond_float32(steep):
+    """The newest key has zero features and the largest bias: the others decide among themselves."""
+    phi_q, phi_k, v = features(1, 1, 6, 4), features(1, 1, 6, 4, seed=1), torch.randn(1, 1, 6, 3)
+    phi_k[:, :, -1] = 0
+    bias = torch.randn(1, 11, generator=torch.Generator().manual_seed(0))
+    shifted = bias.clone()
+    shifted[:, 5] += steep
+    z, expected = (kernel_attention(phi_q, phi_k, v, b, causal=True, backend='step')[:, :, -1] for b in (shifted, bias))
+    torch.testing.assert_close(z, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('biased', [False, True])
+def test_a_nan_in_one_item_leaves_the_steps_of_another_alone(biased):
+    phi_q, phi_k, v = features(2, 1, 5, 4), features(2, 1, 5, 4, seed=1), torch.randn(2, 1, 5, 3)
+    bias = torch.randn(1, 9, generator=torch.Generator().manual_seed(0)) if biased else None
+    expected = kernel_attention(phi_q[1:], phi_k[1:], v[1:], bias, causal=True, backend='step')
+    phi_q, phi_k = phi_q * 1e-20, phi_k * 1e-20
+    phi_q[0, 0, 2] = float('nan')
+    z = kernel_attention(phi_q, phi_k, v, bias, causal=True, backend='step')
+    assert z[0, 0, 2].isnan().all()
+    torch.testing.assert_close(z[1:], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_step_gives_zero_where_no_key_has_any_weight():
+    phi, v = features(1, 1, 4, 3), torch.randn(1, 1, 4, 2)
+    for bias in (None, torch.randn(1, 7)):
+        z = kernel_attention(phi, phi * torch.tensor([0.0, 0, 1, 1])[:, None], v, bias, causal=True, backend='step')
+        assert (z[:, :, :2] == 0).all()
+        assert z[:, :, 2:].isfinite().all()
+
+
+@pytest.mark.parametrize('biased', [False, True])
+def test_step_holds_large_values_beside_large_features(biased):
+    phi, v = features(1, 1, 5, 4), torch.randn(1, 1, 5, 3, generator=torch.Generator().manual_seed(0))
+    bias = torch.randn(1, 9, generator=torch.Generator().manual_seed(0)) if biased else None
+    expected = kernel_attention(phi, phi, v, bias, causal=True, backend='step')
+    z = kernel_attention(phi, phi * 1e26, v * 1e15, bias, causal=True, backend='step')
+    torch.testing.assert_close(z * 1e-15, expected, rtol=1e-4, atol=1e-5)
