@@ -16,8 +16,9 @@ ROLES = ('query', 'key')
 # Exponents are floored so that no denominator vanishes: a query has one feature at its maximum and sees the key that
 # holds the keys' maximum, or its own, so float32 sums stay above the smallest normal number, e^-87.
 _FLOOR = {torch.float32: -84.0, torch.float64: -650.0}
-# A causal key may not know the others' maximum. Since w·x - ‖x‖²/2 ≤ ‖w‖²/2, a constant puts every key below e^60:
-# above it float32 has room for 1e5 tokens of size 1e3, and e^144 lies between that and the floor.
+# A raw causal key may not know the others' maximum. Since w·x - ‖x‖²/2 ≤ ‖w‖²/2, a constant puts every key below e^60:
+# above it float32 has room for 1e5 tokens of size 1e3, and e^144 lies between that and the floor. Where ‖w‖²/2 is more
+# than 60 the constant is 1 and larger features, which only keys along a projection have, are cut.
 _CAUSAL_TOP = 60.0
 # Shorter vectors are not stretched to length one: zero stays zero, and its gradient stays below 1e6 of what arrives.
 _SHORTEST = 1e-6
@@ -78,9 +79,10 @@ def feature_map(
     elu: elu(x) + 1, D features, positive.
 
     The factor: a query is divided by its own largest feature, which cancels row by row; keys are divided by the
-    largest feature of all keys of that head and batch item, which cancels in both sums. Causal keys are divided by a
-    constant of w instead, because a maximum over later tokens would leak; causal 'trf' keys with ‖x‖²/2 > 80, which no
-    constant of w bounds, are cut there.
+    largest feature of all keys of that head and batch item, which cancels in both sums. With `normalize` neither is
+    needed, because |w·x| ≤ ‖w‖. Raw causal keys are divided by a constant of w instead, because a maximum over later
+    tokens would leak; they hold float32's precision up to a norm of 12 (docs/math.md, "Stabilisers"), and causal 'trf'
+    keys with ‖x‖²/2 > 80, which no constant of w bounds, are cut there.
 
     Args:
         x: (..., K, N, D) queries or keys; standard variants scale them by D^-¼ before.
@@ -88,8 +90,9 @@ def feature_map(
         kind: One of KINDS.
         role: 'query' or 'key'.
         causal: Whether the attention that follows is causal; only changes keys.
-        normalize: Whether to L2-normalize x first. The same as passing F.normalize(x, dim=-1, eps=1e-6), but the M
-            projections are divided instead of the D coordinates.
+        normalize: Whether to L2-normalize x first. The same as passing F.normalize(x, dim=-1, eps=1e-6), up to the
+            factor, but the M projections are divided instead of the D coordinates. A token whose norm overflows
+            (1.8e19 in float32) counts as one that is at right angles to every projection.
 
     Returns:
         (..., K, N, features) in float32, or in float64 for float64 input.
@@ -110,33 +113,39 @@ def feature_map(
         projected = x @ w.transpose(-1, -2)  # ..., K, N, M
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # ..., K, N, 1
         if normalize:
-            inverse = 1 / norm.clamp(min=_SHORTEST)
-            projected, norm = projected.mul_(inverse), norm * inverse
+            projected = projected.mul_(1 / norm.clamp(min=_SHORTEST))
+            # not norm times its inverse: a norm that overflows leaves a vector that no projection sees, not a NaN
+            norm = (norm / _SHORTEST).clamp(max=1)
         half_square = norm.square() * 0.5
         if kind == 'trf':
-            return _trigonometric(projected, half_square, role, causal)
-        return _positive(projected, half_square, w, role, causal)
+            return _trigonometric(projected, half_square, role, causal, normalize)
+        return _positive(projected, half_square, w, role, causal, normalize)
 
 
-def _positive(projected, half_square, w, role, causal):
+def _positive(projected, half_square, w, role, causal, normalize):
     """exp(projected - ‖x‖²/2)/√M up to the factor; `projected` is overwritten, fresh memory costs as much as exp."""
     scale = 0.5 * math.log(w.shape[-2])  # the 1/√M of φ, inside exp
+    if normalize:  # nothing to stabilise: |w·x| ≤ ‖w‖, 19 or so for a head dim of 256
+        exponent = projected.sub_(scale if role == 'query' else half_square + scale)
+        return exponent.clamp(min=_FLOOR[w.dtype], max=-_FLOOR[w.dtype]).exp_()
     if role == 'query':
         # ‖q‖²/2 is the same for all features of a row, so it goes with the maximum
         exponent = projected.sub_(projected.detach().amax(-1, keepdim=True) + scale)
         return exponent.clamp(min=_FLOOR[w.dtype]).exp_()
     exponent = projected.sub_(half_square)
     if causal:
-        top = w.square().sum(-1).amax(-1)[:, None, None] * 0.5 - _CAUSAL_TOP  # K, 1, 1
-    else:
-        top = exponent.detach().amax((-1, -2), keepdim=True)  # ..., K, 1, 1
+        top = (w.square().sum(-1).amax(-1)[:, None, None] * 0.5).clamp(max=_CAUSAL_TOP) - _CAUSAL_TOP  # K, 1, 1
+        return exponent.sub_(top + scale).clamp(min=_FLOOR[w.dtype], max=_CAUSAL_TOP).exp_()
+    top = exponent.detach().amax((-1, -2), keepdim=True)  # ..., K, 1, 1
     return exponent.sub_(top + scale).clamp(min=_FLOOR[w.dtype]).exp_()
 
 
-def _trigonometric(projected, half_square, role, causal):
+def _trigonometric(projected, half_square, role, causal, normalize):
     waves = torch.cat([projected.sin(), projected.cos()], dim=-1) / math.sqrt(projected.shape[-1])  # ..., K, N, 2M
     if role == 'query':
         return waves
+    if normalize:
+        return waves * half_square.exp()
     if causal:
         return waves * (half_square - _CAUSAL_TRF).clamp(max=_CAUSAL_TRF).exp()
     return waves * (half_square - half_square.detach().amax(-2, keepdim=True)).exp()

@@ -122,6 +122,8 @@ def test_normalize_is_normalizing_first(kind, role, causal):
     def features_and_gradient(phi):
         leaf = x.clone().requires_grad_()
         features = phi(leaf)
+        # up to the factor: per query, or per head and batch item of keys
+        features = features / features.norm(dim=-1 if role == 'query' else (-2, -1), keepdim=True)
         cotangent = torch.randn(features.shape, generator=g.manual_seed(1), dtype=torch.float64)
         return features, torch.autograd.grad(features, leaf, cotangent)[0]
 
@@ -298,6 +300,84 @@ def test_raw_trigonometric_features_are_finite(d, causal):
         phi = feature_map(x, w, 'trf', role, causal)
         assert phi.isfinite().all()
         assert phi.abs().sum(-1).min() > 0 or role == 'key'
+
+
+# Large head dims, long keys, huge tokens
+
+
+def log_attention(q, k, v, w, kind, causal):
+    logs = (reference.log_features(x.double(), w.double(), kind) for x in (q, k))
+    weights = reference.log_attention_weights(*logs, causal=causal)
+    return weights @ v.double(), weights @ v.double().abs()
+
+
+@pytest.mark.parametrize('kind', ['prf', 'orf', 'sphere'])
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('d', [64, 240, 256, 512])
+@pytest.mark.parametrize('aligned', [False, True])
+def test_normalized_features_of_large_head_dims(d, causal, kind, aligned):
+    w = draw_projection(2, 32, d, kind)
+    q, k = tokens(2, 1, 2, 24, d, norm=3.0, dtype=torch.float32)
+    if aligned:  # the largest and smallest features there are; attention is then so sharp that gradients cancel
+        rows = torch.nn.functional.normalize(w[:, :8], dim=-1)
+        q[:, :, 8:16], k[:, :, :8], k[:, :, 8:16] = rows, rows, -rows
+    v = tokens(1, 2, 24, 8, seed=1, dtype=torch.float32)
+    k.requires_grad_()
+    features = [feature_map(x, w, kind, role, causal, normalize=True) for x, role in ((q, 'query'), (k, 'key'))]
+    assert aligned or features[1].unique().numel() > 1000
+    z = kernel_attention(*features, v, causal=causal, backend='direct')
+    unit = [torch.nn.functional.normalize(x.double(), dim=-1) for x in (q, k)]
+    expected, scale = log_attention(*unit, v, w, kind, causal)
+    assert ((z - expected).abs() / scale).max() < 1e-4
+    if aligned:
+        return
+    cotangent = torch.randn(v.shape, generator=torch.Generator().manual_seed(0))
+    actual, exact = (torch.autograd.grad(x, k, cotangent.to(x.dtype))[0] for x in (z, expected))
+    assert_gradients({'k': actual}, {'k': exact}, 1e-3)
+
+
+@pytest.mark.parametrize(('d', 'norm'), [(4, 15.0), (16, 14.0), (64, 12.0), (128, 12.0), (256, 12.0)])
+def test_raw_causal_keys_up_to_the_stated_norm(d, norm):
+    """docs/math.md, "Stabilisers": norms after the scale d^-¼, keys in any direction but along a projection."""
+    w = draw_projection(2, 32, d)
+    lengths = torch.linspace(0.05, 1, 40)[:, None]
+    q, k = tokens(2, 1, 2, 40, d, norm=norm, dtype=torch.float32)
+    v = tokens(1, 2, 40, 8, seed=1, dtype=torch.float32)
+    for keys in (k, k * lengths, k * lengths.flip(0)):
+        features = feature_map(q, w, 'prf', 'query', True), feature_map(keys, w, 'prf', 'key', True)
+        z = kernel_attention(*features, v, causal=True, backend='direct')
+        expected, scale = log_attention(q, keys, v, w, 'prf', True)
+        error = ((z - expected).abs() / scale).max()
+        assert error < 1e-3, f'off by {error:.1e} of the terms'
+
+
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('role', ['query', 'key'])
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('size', [1e19, 1e30, 1e36])
+def test_a_norm_that_overflows_spoils_nothing(size, kind, role, causal):
+    x, w = tokens(1, 2, 5, 4, dtype=torch.float32), draw_projection(2, 6, 4, kind)
+    huge = x.clone()
+    huge[:, 0, 3] *= 2 * size
+    huge.requires_grad_()
+    expected, actual = (feature_map(t, w, kind, role, causal, normalize=True) for t in (x, huge))
+    others = [0, 1, 2, 4]
+    assert torch.equal(actual[:, :, others], expected[:, :, others])
+    assert actual.isfinite().all()
+    assert torch.autograd.grad(actual.square().sum(), huge)[0].isfinite().all()
+
+
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_normalized_nan_spoils_no_other_token(kind, causal):
+    x, w = tokens(1, 2, 5, 4, dtype=torch.float32), draw_projection(2, 6, 4, kind)
+    spoilt = x.clone()
+    spoilt[:, 0, 3] = float('nan')
+    for role in ('query', 'key'):
+        expected, actual = (feature_map(t, w, kind, role, causal, normalize=True) for t in (x, spoilt))
+        assert actual[:, 0, 3].isnan().all()
+        others = [0, 1, 2, 4]
+        assert torch.equal(actual[:, :, others], expected[:, :, others])
 
 
 # Bad input
