@@ -1,5 +1,5 @@
 from .attention import KERNELS, KernelAttention
 from .block import KernelBlock
-from .rel_pos import GridCache, RelPosBias, expand_table, resize_table
+from .rel_pos import RelPosBias, expand_table, resize_table
 
-__all__ = ['KERNELS', 'GridCache', 'KernelAttention', 'KernelBlock', 'RelPosBias', 'expand_table', 'resize_table']
+__all__ = ['KERNELS', 'KernelAttention', 'KernelBlock', 'RelPosBias', 'expand_table', 'resize_table']

@@ -13,7 +13,7 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from nprf_vit.layers import GridCache, KernelBlock, RelPosBias
+from nprf_vit.layers import KernelBlock, RelPosBias
 from nprf_vit.layers.attention import check_kernel
 from nprf_vit.layers.rel_pos import check_extend, check_grid_size
 
@@ -129,7 +129,6 @@ class KernelVisionTransformer(VisionTransformer):
         self.kernel = kernel
         self.rel_pos = rel_pos
         self.on_grid = not prefix_or_drop
-        self.resize_pos_embed = GridCache(resize_pos_embed)
         self.rel_pos_bias = None
         if rel_pos == 'shared':
             dd = {k: kwargs.get(k) for k in ('device', 'dtype')}
@@ -182,7 +181,7 @@ class KernelVisionTransformer(VisionTransformer):
         if self.dynamic_img_size and pos_embed is not None:
             prefix = 0 if self.no_embed_class else self.num_prefix_tokens
             grid_size = (x.shape[1], x.shape[2])
-            pos_embed = self.resize_pos_embed(pos_embed, grid_size, self.patch_embed.grid_size, prefix)
+            pos_embed = resize_pos_embed(pos_embed, grid_size, self.patch_embed.grid_size, prefix)
         if self.on_grid:
             if pos_embed is not None:
                 x = x + pos_embed.reshape(1, x.shape[1], x.shape[2], -1)

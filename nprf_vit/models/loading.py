@@ -29,7 +29,8 @@ def resize_pos_embed(
 ) -> torch.Tensor:
     """Interpolate an absolute position embedding (1, P+N', C) to (1, P+N, C), as timm does (bicubic, antialias)."""
     prefix, grid = pos_embed[:, :num_prefix_tokens], pos_embed[:, num_prefix_tokens:]
-    grid = grid.float().transpose(1, 2).unflatten(2, tuple(old_size))  # 1, C, H', W'
+    grid = grid.to(torch.promote_types(grid.dtype, torch.float32))
+    grid = grid.transpose(1, 2).unflatten(2, tuple(old_size))  # 1, C, H', W'
     grid = F.interpolate(grid, size=list(new_size), mode='bicubic', antialias=True)
     grid = grid.flatten(2).transpose(1, 2).to(pos_embed.dtype)  # 1, N, C
     return torch.cat([prefix, grid], dim=1) if num_prefix_tokens else grid

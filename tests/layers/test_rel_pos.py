@@ -1,5 +1,3 @@
-import copy
-import io
 import itertools
 
 import pytest
@@ -47,12 +45,11 @@ def test_resize_keeps_the_centre_and_symmetry():
     torch.testing.assert_close(out[:, 7, 5], table[:, 4, 4])
 
 
-@pytest.mark.parametrize('change', ['step', 'data', 'load', 'set'])
-def test_cache_never_serves_a_stale_table(change):
+@pytest.mark.parametrize('change', ['step', 'data', 'load', 'set', 'result'])
+def test_a_resized_table_is_never_stale(change):
     bias = RelPosBias((3, 3), 2)
     with torch.no_grad():
         first = bias((5, 4))
-        assert bias((5, 4)) is first
     if change == 'step':
         bias((5, 4)).sum().backward()
         torch.optim.SGD(bias.parameters(), lr=1.0).step()
@@ -60,6 +57,8 @@ def test_cache_never_serves_a_stale_table(change):
         bias.table.data.add_(1)
     elif change == 'load':
         bias.load_state_dict({'table': torch.ones(2, 5, 5)})
+    elif change == 'result':  # a caller may edit what it was given
+        first.zero_()
     else:
         bias.set_grid_size((4, 4))
     with torch.no_grad():
@@ -68,29 +67,12 @@ def test_cache_never_serves_a_stale_table(change):
     assert change == 'set' or not torch.equal(first, second)
 
 
-def test_cache_is_not_used_with_gradients_and_stays_small():
-    bias = RelPosBias((3, 3), 2)
-    with torch.no_grad():
-        for width in range(4, 20):
-            bias((5, width))
-    assert len(bias.resize.entries) == bias.resize.capacity
-    assert bias((5, 4)).requires_grad
-    with torch.inference_mode():
-        bias((5, 19))
-    bias((5, 19)).sum().backward()
-    assert bias.table.grad.abs().sum() > 0
-
-
-def test_cache_is_left_out_of_copies_and_files():
-    bias = RelPosBias((3, 3), 2)
-    with torch.no_grad():
-        bias((5, 5))
-    assert not copy.deepcopy(bias).resize.entries
-    buffer = io.BytesIO()
-    torch.save(bias, buffer)
-    buffer.seek(0)
-    assert not torch.load(buffer, weights_only=False).resize.entries
-    assert set(bias.state_dict()) == {'table'}
+def test_a_float64_table_is_resized_in_float64():
+    table = torch.randn(2, 5, 5, dtype=torch.float64)
+    wide, narrow = resize_table(table, (5, 4)), resize_table(table.float(), (5, 4))
+    assert wide.dtype == torch.float64
+    error = (wide - narrow).abs().max()
+    assert 1e-9 < error < 1e-5  # rounded to float32 on the way they would be equal
 
 
 def test_set_grid_size_then_own_grid():
