@@ -12,6 +12,7 @@ from nprf_vit.engine.dry_run import dry_run
 from nprf_vit.engine.preemption import Preemption
 from nprf_vit.engine.train import train
 from nprf_vit.errors import Exit, InputError, RunError, exit_with
+from nprf_vit.processes import print_any_name
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -33,6 +34,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Returns one of `nprf_vit.errors.Exit`."""
     args = parse(argv)
+    print_any_name()
     try:
         for name in ('config', 'data_dir', 'output', 'resume'):
             check_path(getattr(args, name), '--' + name.replace('_', '-'))

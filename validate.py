@@ -8,6 +8,7 @@ from nprf_vit.engine.config_file import load_config, make_config, override
 from nprf_vit.engine.distributed import process_group
 from nprf_vit.engine.validate import validate
 from nprf_vit.errors import Exit, InputError, RunError, exit_with
+from nprf_vit.processes import print_any_name
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -29,6 +30,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
+    print_any_name()
     try:
         for name in ('config', 'checkpoint', 'data_dir', 'json'):
             check_path(getattr(args, name), '--' + name.replace('_', '-'))

@@ -17,13 +17,23 @@ class Exit(enum.IntEnum):
     PREEMPTED = 75  # EX_TEMPFAIL: nothing is wrong, start the same command again
 
 
-class InputError(ValueError):
+class _Told:
+    """An error whose text is for people. torch hands on that of a loader worker with a traceback before it."""
+
+    def __init__(self, text: object = '') -> None:
+        text = str(text)
+        if text.startswith('Caught ') and '\nOriginal Traceback' in text:
+            text = text.rstrip().rsplit('\n', 1)[1].partition(': ')[2]
+        super().__init__(text)
+
+
+class InputError(_Told, ValueError):
     """A mistake in what the user gave (a file, a folder, a value), told in one message with what would be right."""
 
     exit_code = Exit.INPUT
 
 
-class RunError(RuntimeError):
+class RunError(_Told, RuntimeError):
     """A run that cannot go on, told in one message with what there is to continue from."""
 
     exit_code = Exit.FAILED
@@ -43,6 +53,11 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's text, or its kind when it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Text that any terminal and file takes on one line: file names may hold any byte but a slash."""
+    return ''.join(c if c.isprintable() else c.encode('unicode_escape').decode('ascii') for c in text)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -1,12 +1,20 @@
 """The usual mistakes in an ImageNet-style folder, each with its own message."""
 
+import os
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from timm.data import create_dataset
 from timm.data.dataset import ImageDataset
+from timm.data.readers.img_extensions import get_img_extensions
+from timm.data.readers.reader import Reader
 from timm.data.readers.reader_image_folder import ReaderImageFolder
+from timm.utils.misc import natural_key
 
-from ..errors import InputError
+from ..errors import InputError, printable
+from .tars import open_tar
+
+MAX_DEPTH, MAX_VISITS = 64, 64  # levels of folders; times that one folder may be reached by links
 
 _SPLIT_FOLDERS = {'train': ('train', 'training'), 'validation': ('validation', 'val', 'valid', 'eval', 'evaluation')}
 
@@ -33,13 +41,64 @@ def open_folder(root: str, split: str, mode: str) -> ImageDataset:
     if not base.exists():
         raise InputError(f'the data folder {root} does not exist')
     path = split_folder(base, split)
+    if path.is_file() and path.suffix == '.tar':
+        reader: Reader = open_tar(path)
+    else:
+        reader = FolderReader(path)
+        _check_classes(path, reader)
+    return ImageDataset(str(path), reader=reader, input_img_mode=mode)
+
+
+class FolderReader(ReaderImageFolder):
+    """timm's reader of class folders with a listing that ends, whatever links there are."""
+
+    def __init__(self, root: Path) -> None:
+        Reader.__init__(self)
+        self.root = str(root)
+        types = get_img_extensions(as_set=True)
+        found = [name for name in _walk(self.root) if os.path.splitext(name)[1].lower() in types]
+        if not found:
+            raise InputError(f'{root} holds no images: expected {root}/CLASS/IMAGE with {", ".join(sorted(types))}')
+        labels = [
+            '' if os.path.dirname(name) == self.root else os.path.basename(os.path.dirname(name)) for name in found
+        ]
+        try:
+            self.class_to_idx = {label: i for i, label in enumerate(sorted(set(labels), key=natural_key))}
+            pairs = [(name, self.class_to_idx[label]) for name, label in zip(found, labels)]
+            self.samples = sorted(pairs, key=lambda pair: natural_key(pair[0]))
+        except ValueError as error:  # superscripts, which are digits and no numbers
+            raise InputError(f'cannot order the names in {root}: {error}') from None
+
+
+def _walk(folder: str, above: tuple[tuple[int, int], ...] = (), visits: Counter | None = None) -> Iterator[str]:
+    """All files below a folder, those of subfolders first, links followed.
+
+    A link to a folder above its own would be followed for ever, and folders that link to each other twice multiply.
+    """
+    visits = Counter() if visits is None else visits
     try:
-        dataset = create_dataset('', root=str(path), split=split, search_split=False, input_img_mode=mode)
-    except RuntimeError as error:  # timm's word for "no images"
-        raise InputError(f'{path} holds no images: {error}') from None
-    if isinstance(dataset.reader, ReaderImageFolder):
-        _check_classes(path, dataset.reader)
-    return dataset
+        status = os.stat(folder)
+        identity = status.st_dev, status.st_ino
+        visits[identity] += 1
+        if identity in above:
+            raise InputError(f'{printable(folder)} is a link to a folder that it lies in: its images would never end')
+        if visits[identity] > MAX_VISITS or len(above) > MAX_DEPTH:
+            raise InputError(f'{printable(folder)}: folders nested by links or deeper than {MAX_DEPTH} levels')
+        with os.scandir(folder) as entries:
+            found = [(entry.path, _is_folder(entry)) for entry in entries]
+    except OSError as error:
+        raise InputError(f'cannot list {printable(folder)}: {error.strerror}') from None
+    for path, is_folder in found:
+        if is_folder:
+            yield from _walk(path, (*above, identity), visits)
+    yield from (path for path, is_folder in found if not is_folder)
+
+
+def _is_folder(entry: os.DirEntry) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: no image either, as will be told when it is read
+        return False
 
 
 def _check_classes(path: Path, reader: ReaderImageFolder) -> None:

@@ -8,14 +8,16 @@ vandenoord: van den Oord, Kalchbrenner and Kavukcuoglu, arXiv 1601.06759. PNG fi
 import io
 import struct
 import tarfile
-import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..errors import BadImage, InputError, first_line
-from .decode import decode, reading
+from .decode import check_regular, decode, reading
+from .npz import read_npz
 from .plain_pickle import read_pickle
+from .tars import check_end, reading_tar
 
 SIZE, CHANNELS, CLASSES = 32, 3, 1000
 ROW = SIZE * SIZE * CHANNELS
@@ -27,6 +29,7 @@ COUNTS = {
 }
 _BATCHES = {'train': [f'train_data_batch_{i}' for i in range(1, 11)], 'validation': ['val_data']}
 _FOLDERS = {'train': 'train_32x32', 'validation': 'valid_32x32'}
+MAX_NAME, MAX_PNG = 255, 2**20  # characters; bytes, 300 times what the pixels need
 _PNG = b'\x89PNG\r\n\x1a\n'
 
 
@@ -85,25 +88,20 @@ def _read_batch(path: Path) -> np.ndarray:
     return data.reshape(-1, CHANNELS, SIZE, SIZE).transpose(0, 2, 3, 1)
 
 
-def _check_labels(labels, count: int, path: Path) -> None:
+def _check_labels(labels: Any, count: int, path: Path) -> None:
     """Labels are not used, but wrong ones mean that the file is another one than it seems."""
-    try:
-        labels = np.asarray(labels)
-    except ValueError:
-        labels = np.empty(0)
-    if labels.shape != (count,) or labels.dtype.kind not in 'iu':
-        raise InputError(f'labels in {path} are {labels.dtype} {labels.shape}: expected {count} integers')
-    if count and (labels.min() < 1 or labels.max() > CLASSES):
-        raise InputError(f'labels in {path} lie in {labels.min()}..{labels.max()}: expected 1..{CLASSES}')
-
-
-def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The named arrays of an npz file; object arrays, which would need pickle, are refused."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in names if name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError, AttributeError) as error:
-        raise InputError(f'cannot read {path} as npz: {first_line(error)}') from None
+    if type(labels) is list and all(type(label) is int for label in labels):
+        shape: tuple[int, ...] = (len(labels),)
+    elif isinstance(labels, np.ndarray) and labels.dtype.kind in 'iu':
+        shape, labels = labels.shape, labels.reshape(-1).tolist()
+    else:  # not converted by numpy, which would unfold lists that hold each other
+        got = str(labels.dtype) if isinstance(labels, np.ndarray) else type(labels).__name__
+        raise InputError(f'labels in {path} are {got}: expected {count} integers')
+    if shape != (count,):
+        raise InputError(f'labels in {path} are integers of shape {shape}: expected {count} integers')
+    if count and (min(labels) < 1 or max(labels) > CLASSES):
+        low, high = max(min(labels), -(2**63)), min(max(labels), 2**63)  # thousands of digits cannot be printed
+        raise InputError(f'labels in {path} lie in {low}..{high}: expected 1..{CLASSES}')
 
 
 class PngImages:
@@ -133,39 +131,53 @@ class PngImages:
         """(32, 32, 3) uint8. Opens the file each time: workers that share a handle would share its position."""
         offset, size = (int(v) for v in self.places[index])
         path = self.path / self.names[index] if self.path.is_dir() else self.path
-        with open(path, 'rb') as stream:
-            stream.seek(offset)
-            content = stream.read(size)
         with reading(lambda: f'{self.names[index]} of {self.path}'):
+            check_regular(str(path))
+            with open(path, 'rb') as stream:
+                stream.seek(offset)
+                content = stream.read(size)
             pixels = np.asarray(decode(io.BytesIO(content), 'RGB', SIZE * SIZE))
-        if pixels.shape != self.shape[1:]:
-            raise BadImage(f'{self.names[index]} of {self.path} is {pixels.shape[1]}x{pixels.shape[0]} pixels')
+            if pixels.shape != self.shape[1:]:
+                raise BadImage(f'{pixels.shape[1]}x{pixels.shape[0]} pixels')
         return pixels
 
 
 def _list_folder(folder: Path) -> list[tuple[str, int, int]]:
     entries = []
     for path in folder.rglob('*.png'):
-        with open(path, 'rb') as stream:
-            _check_header(stream.read(26), str(path))
-        entries.append((path.relative_to(folder).as_posix(), 0, path.stat().st_size))
+        try:
+            check_regular(str(path))  # opening a pipe would wait for ever
+            with open(path, 'rb') as stream:
+                _check_header(stream.read(26), str(path))
+            entries.append((path.relative_to(folder).as_posix(), 0, _check_size(path.stat().st_size, str(path))))
+        except (OSError, BadImage) as error:
+            raise InputError(f'cannot read {path}: {first_line(error)}') from None
     return entries
 
 
 def _list_tar(archive: Path) -> list[tuple[str, int, int]]:
     entries = []
-    try:
-        with tarfile.open(archive, 'r:') as tar, open(archive, 'rb') as stream:
-            for member in tar:
-                tar.members = []  # tarfile would keep a million of them
-                if not member.isfile() or not member.name.endswith('.png'):
-                    continue
-                stream.seek(member.offset_data)
-                _check_header(stream.read(26), f'{member.name} in {archive}')
-                entries.append((Path(member.name).name, member.offset_data, member.size))
-    except tarfile.TarError as error:
-        raise InputError(f'cannot read {archive} as an uncompressed tar: {first_line(error)}') from None
+    with reading_tar(archive), tarfile.open(archive, 'r:') as tar, open(archive, 'rb') as stream:
+        for member in tar:
+            tar.members = []  # tarfile would keep a million of them
+            if not member.isfile() or not member.name.endswith('.png'):
+                continue
+            name = f'{member.name[-80:]} in {archive}'
+            if member.issparse():
+                raise InputError(f'{name} has holes, and may claim any size')
+            if len(Path(member.name).name) > MAX_NAME:
+                raise InputError(f'{name} has a name of {len(member.name)} characters')
+            stream.seek(member.offset_data)
+            _check_header(stream.read(26), name)
+            entries.append((Path(member.name).name, member.offset_data, _check_size(member.size, name)))
+        check_end(stream, tar.offset)
     return entries
+
+
+def _check_size(size: int, name: str) -> int:
+    if size > MAX_PNG:
+        raise InputError(f'{name} has {size} bytes: expected a PNG file of {SIZE}x{SIZE} pixels')
+    return size
 
 
 def _check_header(header: bytes, name: str) -> None:

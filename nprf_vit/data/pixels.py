@@ -10,7 +10,8 @@ from torch.utils.data import Dataset
 
 from ..errors import InputError
 from .digits import Digits
-from .imagenet32 import COUNTS, BatchImages, PngImages, read_npz
+from .imagenet32 import COUNTS, BatchImages, PngImages
+from .npz import read_npz
 from .order import Key
 from .seeding import derive_seed
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
-from ..errors import BadImage, first_line
+from ..errors import BadImage, RunError, first_line
 from .order import Key
 from .seeding import derive_seed, seeded
 from .sources import ImageSource
@@ -46,7 +46,7 @@ class TrainSamples(Dataset):
                     problem = str(error)
                 note = note or f'{index} {problem}'  # a stand-in gets its own note when its own turn comes
         what = 'read or augmented' if failed else 'read'
-        raise BadImage(
+        raise RunError(
             f'{ATTEMPTS} images chosen at random from {self.source.name} cannot be {what}, the last: {problem}'
         )
 

@@ -7,6 +7,7 @@ from torch.utils.data import Dataset
 
 from ..data.pixels import SyntheticPixels, as_bytes, open_pixels
 from ..data.real_labels import RealLabels
+from ..data.resizing import BoundedTransform
 from ..data.samples import SyntheticSamples, Transform
 from ..data.sources import open_source
 from ..data.transforms import eval_transform, train_transform
@@ -38,7 +39,8 @@ def build_transform(config: Config, model: nn.Module, source: Any, training: boo
         source.check(model.in_chans, model.img_size, model.levels)
         return as_bytes
     build = train_transform if training else eval_transform
-    return build(config, input_size(config, model), *normalization(config, model))
+    transform = build(config, input_size(config, model), *normalization(config, model))
+    return BoundedTransform(transform, config.max_pixels)
 
 
 def synthetic_samples(config: Config, model: nn.Module) -> Dataset:

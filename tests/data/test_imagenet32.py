@@ -81,7 +81,7 @@ def spoil(folder, kind, **changes):
         ({'data': np.zeros((3, 3072))}, r'is float64 \(3, 3072\): expected uint8'),
         ({'labels': [0, 1, 2]}, r'labels in .*batch_4.* lie in 0..2: expected 1..1000'),
         ({'labels': [1, 2, 1001]}, r'lie in 1..1001: expected 1..1000'),
-        ({'labels': [1, 2]}, r'are int64 \(2,\): expected 3 integers'),
+        ({'labels': [1, 2]}, r'are integers of shape \(2,\): expected 3 integers'),
         ({'data': np.zeros((2, 3072), np.uint8), 'labels': [1, 1]}, r'has 29 images: expected 30'),
     ],
 )
