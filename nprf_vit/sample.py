@@ -4,8 +4,10 @@ python -m nprf_vit.sample --checkpoint output/digits_pixel/best.pt --num 16 --ou
 """
 
 import argparse
+import contextlib
 import math
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +15,21 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from .data.decode import decode, open_image, reading
+from .engine.atomic import replace_file
 from .engine.checkpoint import read_checkpoint
 from .engine.config_file import make_config
-from .engine.distributed import choose_device
+from .engine.distributed import process_group
 from .engine.model import build_model, load_exact
-from .errors import InputError
+from .errors import Exit, InputError, NotSaved, RunError, exit_with
 from .models.decoder import PixelDecoder
 from .models.pixel import PixelTransformer, from_raster, to_raster
+from .processes import print_any_name
 
 TILE = 64  # pixels: smaller images are enlarged by a whole factor to about this
+GAP = 2  # pixels between tiles
+MAX_SHEET = Image.MAX_IMAGE_PIXELS  # of the whole picture: viewers refuse larger ones
+SEEDS = range(-(2**63), 2**64)  # torch's generators take these
 
 
 def load_model(checkpoint: str, use_ema: bool = True) -> PixelTransformer:
@@ -57,6 +65,7 @@ def generate(
     known: torch.Tensor | None = None,
     batch: int = 64,
     progress: bool = False,
+    alive: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
     """Draw images byte by byte from cached states.
 
@@ -68,6 +77,7 @@ def generate(
         known: (num, t) first bytes of each image, in raster order.
         batch: Images drawn side by side.
         progress: Show a bar.
+        alive: Called before each byte, for a watchdog.
 
     Returns:
         Images (num, C, H, W), int64.
@@ -85,6 +95,7 @@ def generate(
         for part in torch.arange(num).split(batch):
             decoder, rows = PixelDecoder(model, len(part)), raster[part]  # rows is a copy
             for t in range(total):
+                alive()
                 logits = decoder.step(rows[:, t - 1] if t else None)
                 if t >= given:
                     rows[:, t] = choose(logits, temperature, uniform[part, t].to(device))
@@ -94,17 +105,18 @@ def generate(
 
 
 def read_image(path: str, model: PixelTransformer) -> torch.Tensor:
-    """An image file as levels (C, H, W)."""
+    """An image file as levels (C, H, W); one of another size is refused before it is decoded."""
     if not Path(path).is_file():
         raise InputError(f'no image file {path}')
-    try:
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert('L' if model.in_chans == 1 else 'RGB'))
-    except OSError as error:
-        raise InputError(f'cannot read the image {path}: {error}') from None
     height, width = model.img_size
-    if pixels.shape[:2] != (height, width):
-        raise InputError(f'{path} is {pixels.shape[1]}x{pixels.shape[0]}, the model draws {width}x{height}')
+    with reading(lambda: f'the image {path}'), open(path, 'rb') as stream:
+        with open_image(stream) as image:
+            size = image.size
+        if size == (width, height):
+            stream.seek(0)
+            pixels = np.asarray(decode(stream, 'L' if model.in_chans == 1 else 'RGB', height * width))
+    if size != (width, height):
+        raise InputError(f'{path} is {size[0]}x{size[1]}, the model draws {width}x{height}')
     levels = np.rint(pixels.reshape(height, width, -1) * ((model.levels - 1) / 255)).astype(np.int64)
     return torch.from_numpy(levels).permute(2, 0, 1)
 
@@ -112,20 +124,37 @@ def read_image(path: str, model: PixelTransformer) -> torch.Tensor:
 def draw_grid(images: torch.Tensor, levels: int, columns: int) -> Image.Image:
     """Images (N, C, H, W) in levels as one picture, row by row, small ones enlarged, with white lines between."""
     pixels = (images.cpu().double() * (255 / (levels - 1))).round().to(torch.uint8)
-    factor = max(1, TILE // max(images.shape[2:]))
+    factor = _enlargement(images.shape[2:])
     pixels = pixels.repeat_interleave(factor, 2).repeat_interleave(factor, 3).permute(0, 2, 3, 1).numpy()
     count, height, width, channels = pixels.shape
-    rows, gap = -(-count // columns), 2
-    sheet = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, channels), 255, np.uint8)
+    rows = -(-count // columns)
+    sheet = np.full((rows * (height + GAP) + GAP, columns * (width + GAP) + GAP, channels), 255, np.uint8)
     for i, tile in enumerate(pixels):
-        y, x = gap + i // columns * (height + gap), gap + i % columns * (width + gap)
+        y, x = GAP + i // columns * (height + GAP), GAP + i % columns * (width + GAP)
         sheet[y : y + height, x : x + width] = tile
     return Image.fromarray(sheet[..., 0] if channels == 1 else sheet)
 
 
-def draw_samples(model: PixelTransformer, args: argparse.Namespace) -> Image.Image:
+def _enlargement(size: Sequence[int]) -> int:
+    return max(1, TILE // max(size))
+
+
+def _check_sheet(model: PixelTransformer, args: argparse.Namespace) -> None:
+    """Before hours of drawing, and before memory is taken for them."""
+    height, width = (side * _enlargement(model.img_size) + GAP for side in model.img_size)
+    count = (args.num + 1) * len(args.complete) if args.complete else args.num
+    if count * height * width > MAX_SHEET:
+        most = MAX_SHEET // (height * width)
+        raise InputError(f'--num {args.num}: {count} images in one picture; it has room for {most} of this model')
+
+
+def draw_samples(
+    model: PixelTransformer, args: argparse.Namespace, alive: Callable[[], None] = lambda: None
+) -> Image.Image:
     """A grid of new images; or a row per given image: itself, then its completions."""
+    _check_sheet(model, args)
     options = {'temperature': args.temperature, 'seed': args.seed, 'batch': args.batch_size, 'progress': True}
+    options['alive'] = alive
     if not args.complete:
         return draw_grid(generate(model, args.num, **options), model.levels, math.ceil(math.sqrt(args.num)))
     given = torch.stack([read_image(path, model) for path in args.complete])  # I, C, H, W
@@ -144,27 +173,45 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--complete', nargs='+', metavar='IMAGE', help='keep the upper half of these images')
     parser.add_argument('--batch-size', type=int, default=64, help='images drawn side by side; changes none of them')
     parser.add_argument('--no-ema', action='store_true', help='the last weights instead of their moving average')
+    parser.add_argument('--stall-timeout', type=float, default=1800, help='seconds for one byte before giving up')
     parser.add_argument('--device', default='cpu', choices=('cpu', 'cuda'), help='default cpu')
     return parser.parse_args(argv)
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+def _check(args: argparse.Namespace) -> None:
+    for name, least in (('num', 1), ('batch_size', 1), ('temperature', 0), ('stall_timeout', 1)):
+        if not getattr(args, name) >= least:
+            option = name.replace('_', '-')
+            raise InputError(f'--{option} {getattr(args, name)}: expected at least {least}')
+    if args.seed not in SEEDS:
+        raise InputError(f'--seed: expected a number from {SEEDS[0]} to {SEEDS[-1]}')
+    output = Path(args.output)
+    if not output.parent.is_dir() or output.is_dir() or output.suffix.lower() != '.png':
+        raise InputError(f'--output {args.output}: expected a .png file in a folder that exists')
+
+
+def _write(picture: Image.Image, path: Path) -> None:
     try:
-        for name, least in (('num', 1), ('batch_size', 1), ('temperature', 0)):
-            if not getattr(args, name) >= least:
-                option = name.replace('_', '-')
-                raise InputError(f'--{option} {getattr(args, name)}: expected at least {least}')
-        if not Path(args.output).parent.is_dir() or Path(args.output).suffix.lower() != '.png':
-            raise InputError(f'--output {args.output}: expected a .png file in a folder that exists')
-        model = load_model(args.checkpoint, use_ema=not args.no_ema).to(choose_device(args.device))
-        picture = draw_samples(model, args)
-    except InputError as error:
-        print(f'error: {error}', file=sys.stderr)
-        return 2
-    picture.save(args.output)
-    print(f'wrote {args.output}, {picture.width}x{picture.height}')
-    return 0
+        replace_file(path, lambda stream: picture.save(stream, 'PNG'))
+    except OSError as error:
+        raise NotSaved(f'cannot write {path}: {error.strerror or error}; the images are lost') from None
+    with contextlib.suppress(OSError):  # nobody may listen any more
+        print(f'wrote {path}, {picture.width}x{picture.height}', flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns one of `nprf_vit.errors.Exit`."""
+    args = parse(argv)
+    print_any_name()
+    try:
+        _check(args)
+        with process_group(args.device, stall_timeout=args.stall_timeout) as place:
+            model = load_model(args.checkpoint, use_ema=not args.no_ema).to(place.device)
+            picture = draw_samples(model, args, lambda: place.pulse.enter('forward'))
+            _write(picture, Path(args.output))
+    except (InputError, RunError) as error:
+        return exit_with(error)
+    return Exit.DONE
 
 
 if __name__ == '__main__':

@@ -1,5 +1,9 @@
 """Drawing and completing images from cached states."""
 
+import resource
+import signal
+import sys
+
 import numpy as np
 import pytest
 import timm
@@ -8,9 +12,12 @@ from PIL import Image
 
 import nprf_vit  # noqa: F401  registers the models
 from nprf_vit.engine.config_file import make_config
-from nprf_vit.errors import InputError
+from nprf_vit.errors import Exit, InputError
+from nprf_vit.models.decoder import PixelDecoder
 from nprf_vit.models.pixel import to_raster
 from nprf_vit.sample import choose, draw_grid, generate, load_model, main
+
+from .engine.running import in_child
 
 KWARGS = {'levels': 17, 'embed_dim': 16, 'depth': 2, 'num_heads': 2, 'feature_dim': 4}
 CONFIG = {
@@ -110,9 +117,20 @@ def test_bad_input(checkpoint, tmp_path, capsys):
     out = str(tmp_path / 'out.png')
     Image.new('L', (5, 4)).save(tmp_path / 'large.png')
     (tmp_path / 'text.png').write_text('no image')
+    (tmp_path / 'folder.png').mkdir()
+    Image.new('L', (4, 4)).save(tmp_path / 'eps.png', 'EPS')
+    Image.new('1', (12_000, 12_000)).save(tmp_path / 'bomb.png')
     torch.save({'format': 1, 'config': make_config({'model': 'nprf_deit_tiny'}).to_dict()}, tmp_path / 'other.pt')
     cases = {
         ('--num', '0'): '--num 0: expected at least 1',
+        ('--num', '10000000000'): '10000000000 images in one picture; it has room for 20541 of this model',
+        ('--num', '20541', '--complete', str(tmp_path / 'large.png')): 'images in one picture; it has room for 20541',
+        ('--seed', str(2**64)): '--seed: expected a number from -9223372036854775808 to 18446744073709551615',
+        ('--seed', '-' + '9' * 30): '--seed: expected a number from',
+        ('--stall-timeout', 'nan'): '--stall-timeout nan: expected at least 1',
+        ('--output', str(tmp_path / 'folder.png')): 'expected a .png file in a folder that exists',
+        ('--complete', str(tmp_path / 'bomb.png')): 'bomb.png is 12000x12000, the model draws 4x4',
+        ('--complete', str(tmp_path / 'eps.png')): 'cannot read the image',
         ('--temperature', 'nan'): '--temperature nan: expected at least 0',
         ('--output', str(tmp_path / 'no' / 'x.png')): 'expected a .png file in a folder that exists',
         ('--checkpoint', str(tmp_path / 'none.pt')): 'no checkpoint file',
@@ -124,5 +142,51 @@ def test_bad_input(checkpoint, tmp_path, capsys):
     for extra, message in cases.items():
         assert main(['--checkpoint', str(checkpoint), '--output', out, *extra]) == 2
         assert message in capsys.readouterr().err
+        assert not (tmp_path / 'out.png').exists()
     with pytest.raises(InputError, match='has 3 of the 16 bytes'):
         generate(make(length=3), 1)
+
+
+@pytest.mark.parametrize('seed', ['-1', str(2**64 - 1)])
+def test_extreme_seeds(checkpoint, tmp_path, seed):
+    args = ['--checkpoint', str(checkpoint), '--output', str(tmp_path / 'out.png'), '--num', '1', '--seed', seed]
+    assert main(args) == 0
+
+
+def test_a_picture_that_cannot_be_written(checkpoint, tmp_path, capfd):
+    """By a limit on the size of files, as a full disk would: the old picture stays."""
+    out = tmp_path / 'out.png'
+    args = ['--checkpoint', str(checkpoint), '--output', str(out), '--num', '400']
+    assert main(args) == 0
+    assert out.stat().st_size > 5000
+    before = out.read_bytes()
+
+    def full_disk():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+        return main([*args, '--seed', '9'])
+
+    assert in_child(full_disk) == Exit.NOT_SAVED
+    assert out.read_bytes() == before and [path.name for path in tmp_path.glob('*.png')] == ['out.png']
+    assert f'error: cannot write {out}: File too large; the images are lost' in capfd.readouterr().err
+
+
+def test_nobody_listens(checkpoint, tmp_path):
+    def closed():
+        sys.stdout = open('/dev/full', 'w')  # noqa: SIM115  for the rest of the process
+        return main(['--checkpoint', str(checkpoint), '--output', str(tmp_path / 'out.png'), '--num', '1'])
+
+    assert in_child(closed) == 0
+    assert (tmp_path / 'out.png').exists()
+
+
+def test_a_stall_ends(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(PixelDecoder, 'step', lambda *args: signal.pause())
+    args = ['--checkpoint', str(checkpoint), '--output', str(tmp_path / 'out.png'), '--num', '1']
+
+    def hang():
+        sys.stderr = open(tmp_path / 'said', 'w')  # noqa: SIM115  for the rest of the process
+        return main([*args, '--stall-timeout', '2'])
+
+    assert in_child(hang) == Exit.STALLED
+    assert 'stalled: rank 0 (forward' in (tmp_path / 'said').read_text()

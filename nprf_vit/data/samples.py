@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
-from ..errors import BadImage, RunError, first_line
+from ..errors import BadImage, RunError, first_line, printable
 from .order import Key
 from .seeding import derive_seed, seeded
 from .sources import ImageSource
@@ -93,7 +93,10 @@ def _apply(transform: Transform, image: Any, source: Any, index: int, what: str)
         if isinstance(source, Subset):
             source, index = source.dataset, source.indices[index]
         name = source.describe(index) if isinstance(source, ImageSource) else f'image {index} of {source.name}'
-        raise _FailedTransform(f'{what} {name}: {type(error).__name__}: {first_line(error)}') from error
+        if isinstance(error, BadImage):  # what would come of it is too large: no random number's fault
+            raise BadImage(printable(f'cannot read {name}: {error}')) from error
+        reason = f'{type(error).__name__}: {first_line(error)}'
+        raise _FailedTransform(printable(f'{what} {name}: {reason}')) from error
 
 
 class SyntheticSamples(Dataset):

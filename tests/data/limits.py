@@ -1,23 +1,32 @@
-"""A process of its own with little memory, for files that would take much of it or bring the process down."""
+"""A process with little memory, for files that would take much of it or bring the process down."""
 
+import os
 import resource
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
+import traceback
+from collections.abc import Callable
 
 
-def run_limited(code: str, *args: object, megabytes: int = 800, seconds: int = 60) -> subprocess.CompletedProcess:
-    """Run Python code, with `args` in sys.argv[1:], which may use so much memory beyond what its imports take.
-
-    The code has a function `limit` to call after its imports.
-    """
-    start = f"""
-import resource, sys
-def limit():
-    pages = int(open('/proc/self/statm').read().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * {resource.getpagesize()} + {megabytes << 20},) * 2)
-"""
-    command = [sys.executable, '-c', start + code, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=ROOT)
+def run_limited(work: Callable[[], str], megabytes: int) -> str:
+    """What `work` returns in a forked process, which may use so much memory beyond that of this one."""
+    source, target = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            with open('/proc/self/statm') as stream:
+                pages = int(stream.read().split()[0])
+            limit = pages * resource.getpagesize() + (megabytes << 20)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            with open(target, 'w') as stream:
+                stream.write(work())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(target)
+    with open(source) as stream:
+        said = stream.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == 0, f'the process ended with {code}'
+    return said

@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from nprf_vit.data.decode import decode, reading
 from nprf_vit.data.sources import open_source
@@ -17,6 +17,8 @@ from nprf_vit.engine.config_file import make_config
 from nprf_vit.errors import BadImage
 
 from .folders import digit_folder
+
+KINDS = ['JPEG', 'PNG', 'GIF', 'WEBP', 'BMP', 'TIFF', 'JPEG2000', 'AVIF']
 
 
 def file(image, kind='PNG', **options):
@@ -64,7 +66,7 @@ def test_other_modes_are_converted(mode):
     assert read(file(picture().convert(mode))).mode == 'RGB'
 
 
-@pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'GIF', 'WEBP', 'BMP', 'TIFF'])
+@pytest.mark.parametrize('kind', KINDS)
 def test_every_cut_is_refused_or_harmless(kind):
     content = file(picture(), kind)
     refused = 0
@@ -76,7 +78,7 @@ def test_every_cut_is_refused_or_harmless(kind):
     assert refused > 30
 
 
-@pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'GIF', 'WEBP', 'BMP', 'TIFF'])
+@pytest.mark.parametrize('kind', KINDS)
 def test_every_changed_byte_is_refused_or_decoded(kind):
     """Whatever a reader raises on noise, only BadImage gets out."""
     content, rng = file(picture(), kind), np.random.default_rng(1)
@@ -117,3 +119,57 @@ def test_files_that_are_gone_empty_or_no_files(tmp_path):
     for index, reason in enumerate(('FileNotFoundError', 'UnidentifiedImageError', 'not a regular', 'not a regular')):
         with pytest.raises(BadImage, match=f'cannot read image {index} of .*: {reason}'):
             source[index]
+
+
+def test_no_file_starts_another_program(tmp_path, monkeypatch):
+    """Pillow reads EPS by way of Ghostscript, and looks at the content, not at the name."""
+    marker = tmp_path / 'started'
+    (tmp_path / 'gs').write_text(f'#!/bin/sh\ntouch {marker}\n')
+    (tmp_path / 'gs').chmod(0o755)
+    monkeypatch.setenv('PATH', str(tmp_path), prepend=':')
+    monkeypatch.setattr(EpsImagePlugin, 'gs_binary', None)
+    content = file(picture(), 'EPS')
+    with contextlib.suppress(OSError), Image.open(io.BytesIO(content)) as image:
+        image.load()
+    assert marker.exists()  # the trap works
+    marker.unlink()
+    with pytest.raises(BadImage, match='UnidentifiedImageError'):
+        read(content)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize('kind', sorted({'PPM', 'ICO', 'TGA', 'DDS', 'SGI', 'PCX', 'IM', 'ICNS', 'MSP', 'XBM'}))
+def test_rare_kinds_are_not_read(kind):
+    image = picture(64).convert('1') if kind in ('MSP', 'XBM') else picture(64)
+    with pytest.raises(BadImage, match='UnidentifiedImageError'):
+        read(file(image, kind))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_known_kinds_are_read(kind):
+    assert read(file(picture(), kind)).size == (40, 40)
+
+
+@pytest.mark.parametrize('error', [RuntimeError('x'), NotImplementedError(), MemoryError(), AssertionError('a\nb')])
+def test_whatever_a_decoder_raises(error):
+    with pytest.raises(BadImage, match=f'cannot read x: {type(error).__name__}'), reading(lambda: 'x'):
+        raise error
+
+
+def test_names_of_any_bytes(tmp_path):
+    """Not UTF-8, a line break, and colours for the terminal."""
+    root = digit_folder(tmp_path)
+    for name in (b'\xff\xfe.png', b'a\nerror: b.png', b'\x1b[31mred.png', 'groß.png'.encode()):
+        with open(os.path.join(os.fsencode(root / 'val' / 'digit0'), name), 'wb'):
+            pass
+    source = open_source(make_config({'model': 'm', 'data_dir': str(root)}), 'validation')
+    said = []
+    for index in range(len(source)):
+        try:
+            source[index]
+        except BadImage as error:
+            said.append(str(error))
+    assert len(said) == 4
+    for text in said:
+        assert text.isprintable() and text.encode()
+    assert sum('groß.png' in text for text in said) == 1 and sum(r'\udcff\udcfe.png' in text for text in said) == 1

@@ -9,7 +9,7 @@ from nprf_vit.data.loaders import _StreamTransform
 from nprf_vit.data.samples import ATTEMPTS, EvalSamples, TrainSamples, is_augmentation
 from nprf_vit.data.seeding import derive_seed, seeded
 from nprf_vit.data.sources import ImageSource
-from nprf_vit.errors import BadImage
+from nprf_vit.errors import BadImage, RunError
 
 FAILURES = ValueError('bits must be 1 to 8'), MemoryError(), OSError('broken'), RuntimeError('x'), AssertionError()
 
@@ -57,7 +57,7 @@ def test_samples_that_do_not_fail_are_what_they_were():
 def test_a_transform_that_always_fails_ends_with_its_reason():
     data = TrainSamples(source(), failing(ValueError('no such thing'), share=1.0), seed=1)
     with pytest.raises(
-        BadImage, match=f'{ATTEMPTS} images .* cannot be read or augmented, .*ValueError: no such thing'
+        RunError, match=f'{ATTEMPTS} images .* cannot be read or augmented, .*ValueError: no such thing'
     ):
         data[0, 3, 0]
 

@@ -1,6 +1,7 @@
 """Downsampled ImageNet in both versions, array files and digits, from small files of the real layouts."""
 
 import io
+import os
 import pickle
 import tarfile
 
@@ -12,7 +13,7 @@ from PIL import Image
 from nprf_vit.data.pixels import as_bytes, open_pixels
 from nprf_vit.data.plain_pickle import read_pickle
 from nprf_vit.engine.config_file import make_config
-from nprf_vit.errors import InputError
+from nprf_vit.errors import BadImage, InputError
 
 PER_BATCH = 3
 
@@ -214,6 +215,49 @@ def test_truncated_image_and_bad_tar(tmp_path):
     with pytest.raises(InputError, match='has neither valid_32x32.tar nor a folder valid_32x32'):
         (tmp_path / 'valid_32x32').rename(tmp_path / 'other')
         open_pixels(config('imagenet32_vandenoord', tmp_path), 'validation')
+
+
+def test_a_pipe_or_a_folder_among_the_images(tmp_path):
+    write_pngs(tmp_path, 'valid_32x32', {'1.png': png(pictures(1)[0])}, as_tar=False)
+    given = config('imagenet32_vandenoord', tmp_path, val_images=1)
+    os.mkfifo(tmp_path / 'valid_32x32' / '2.png')
+    with pytest.raises(InputError, match=r'cannot read .*2\.png: not a regular file'):
+        open_pixels(given, 'validation')
+    (tmp_path / 'valid_32x32' / '2.png').unlink()
+    (tmp_path / 'valid_32x32' / '2.png').mkdir()
+    with pytest.raises(InputError, match=r'cannot read .*2\.png: not a regular file'):
+        open_pixels(given, 'validation')
+    (tmp_path / 'valid_32x32' / '2.png').rmdir()
+    source = open_pixels(given, 'validation')
+    (tmp_path / 'valid_32x32' / '1.png').unlink()
+    with pytest.raises(BadImage, match=r'cannot read 1\.png of .*: FileNotFoundError'):
+        source[0]
+    os.mkfifo(tmp_path / 'valid_32x32' / '1.png')
+    with pytest.raises(BadImage, match=r'cannot read 1\.png of .*: not a regular file'):
+        source[0]
+
+
+def test_a_tar_that_is_cut_off(tmp_path):
+    files = {f'{i}.png': png(x) for i, x in enumerate(pictures(3))}
+    write_pngs(tmp_path, 'valid_32x32', files, as_tar=True)
+    archive = tmp_path / 'valid_32x32.tar'
+    content = archive.read_bytes()
+    with tarfile.open(archive) as tar:
+        ends = [member.offset for member in tar.getmembers()[1:]] + [tar.offset]
+    for end in (*ends, *(end - 300 for end in ends), ends[0] + 300, 0):
+        archive.write_bytes(content[:end])
+        with pytest.raises(InputError, match='cannot read .*valid_32x32.tar as an uncompressed tar: '):
+            open_pixels(config('imagenet32_vandenoord', tmp_path, val_images=None), 'validation')
+
+
+def test_labels_that_are_no_list_of_integers(tmp_path):
+    loop = [1]
+    for _ in range(60):
+        loop = [loop, loop]
+    for labels in (loop, [[1], [2], [3]], ['1', '2', '3'], [1, 2, 10**5000], [1.0, 2.0, 3.0], {'a': 1}, None):
+        write(tmp_path / 'val_data', {**batch(pictures(3)), 'labels': labels}, '4')
+        with pytest.raises(InputError, match='labels in .*val_data'):
+            open_pixels(config(data_dir=tmp_path), 'validation')
 
 
 def test_array_file(tmp_path):

@@ -8,6 +8,7 @@ import tarfile
 import numpy as np
 import pytest
 from timm.data.dataset import IterableImageDataset
+from timm.data.readers.reader_image_folder import find_images_and_targets
 
 from nprf_vit.data.digits import Digits
 from nprf_vit.data.folder import check_same_classes
@@ -85,6 +86,45 @@ def test_classes_that_differ(tmp_path):
         check_same_classes(train.dataset, val.dataset)
     with pytest.raises(InputError, match=f'has {CLASSES} classes, the configuration num_classes 1000'):
         open_split(root, num_classes=1000)
+
+
+def test_the_listing_is_that_of_timm(tmp_path):
+    root = digit_folder(tmp_path)
+    outside = digit_folder(tmp_path / 'outside')
+    (root / 'train' / 'linked').symlink_to(outside / 'train' / 'digit1', target_is_directory=True)
+    (root / 'train' / 'digit2' / 'deeper').mkdir()
+    (root / 'train' / 'digit2' / 'nowhere.jpg').symlink_to('nothing')
+    (root / 'train' / 'digit2' / 'itself.png').symlink_to('itself.png')
+    for i, name in enumerate(('10.PNG', '9.jpeg', 'x.txt', '010.png')):
+        (root / 'train' / 'digit2' / 'deeper' / name).write_bytes(bytes([i]))
+    samples, classes = find_images_and_targets(str(root / 'train'))
+    reader = open_split(root).dataset.reader
+    assert reader.samples == samples and reader.class_to_idx == classes
+
+
+def test_links_that_never_end(tmp_path):
+    root = digit_folder(tmp_path / 'a')
+    for name in 'ab':
+        (root / 'train' / 'digit0' / name).symlink_to('.', target_is_directory=True)
+    with pytest.raises(InputError, match='digit0/[ab] is a link to a folder that it lies in'):
+        open_split(root)
+    root = digit_folder(tmp_path / 'b')
+    folders = [tmp_path / f'level{i}' for i in range(30)]
+    for folder, below in zip(folders, folders[1:]):
+        folder.mkdir()
+        for name in 'ab':
+            (folder / name).symlink_to(below, target_is_directory=True)
+    folders[-1].mkdir()
+    (root / 'train' / 'digit0' / 'links').symlink_to(folders[0], target_is_directory=True)
+    with pytest.raises(InputError, match='folders nested by links'):
+        open_split(root)
+
+
+def test_names_without_an_order(tmp_path):
+    root = digit_folder(tmp_path)
+    (root / 'train' / 'digit0' / '1²3.png').write_bytes(b'')
+    with pytest.raises(InputError, match='cannot order the names in'):
+        open_split(root)
 
 
 def test_expected_counts(tmp_path):
