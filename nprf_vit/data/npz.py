@@ -32,7 +32,7 @@ def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
                 size = path.stat().st_size
                 return {name: _read(archive, f'{name}.npy', size) for name in names if f'{name}.npy' in known}
     except _DAMAGE as error:
-        raise InputError(f'cannot read {path} as npz: {first_line(error)}') from None
+        raise InputError(f'cannot read {path} as npz: {first_line(error)[:200]}') from None
 
 
 def _read(archive: zipfile.ZipFile, name: str, file_size: int) -> np.ndarray:
