@@ -64,14 +64,17 @@ def run_here(folder: Path, resume=None, stop_at=None, **changes):
     return train(small_config(**changes), ONE, folder, resume, stop)
 
 
-def launch(script: str, *args, processes: int = 1, expect: int = 0, **environment) -> subprocess.CompletedProcess:
+def launch(
+    script: str, *args, processes: int = 1, expect: int = 0, seconds: int = 600, **environment
+) -> subprocess.CompletedProcess:
     """Run train.py or validate.py as a user does, alone or under torchrun."""
     command = [sys.executable, str(ROOT / script)]
     if processes > 1:
         command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', str(processes)]
         command.append(str(ROOT / script))
     env = {**os.environ, **environment}
-    done = subprocess.run([*command, *map(str, args)], capture_output=True, text=True, env=env, timeout=600, cwd=ROOT)
+    command += [str(arg) for arg in args]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=seconds, cwd=ROOT)
     assert done.returncode == expect, done.stdout + done.stderr
     return done
 

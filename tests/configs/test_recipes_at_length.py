@@ -1,0 +1,120 @@
+"""The ImageNet configs at length, on real photographs, with a model that a CPU can train.
+
+The data pipeline is the file's; the model, the global batch and the number of epochs are smaller. By environment:
+
+RECIPE_SAMPLES      samples through each pipeline (default 2000)
+RECIPE_STEPS        steps of each run in two processes, at least; two epochs, killed half-way (default 62)
+RECIPE_QUIET        0: without the second, quiet run, to which the first is compared (default 1)
+RECIPE_PHOTOGRAPHS  folders of photographs, separated by colons (default: the two of scikit-learn)
+"""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from nprf_vit.engine.build import build_training
+from nprf_vit.engine.checkpoint import read_checkpoint
+from nprf_vit.engine.config_file import dump_config, load_config, override
+from nprf_vit.engine.output import read_rows
+
+from ..engine.running import ONE, ROOT, assert_same_end, launch, wait_for
+from .photographs import photograph_folder
+from .test_tables import IMAGENET, ROWS
+
+pytestmark = pytest.mark.slow
+SAMPLES, STEPS = int(os.environ.get('RECIPE_SAMPLES', 2000)), int(os.environ.get('RECIPE_STEPS', 62))
+QUIET = os.environ.get('RECIPE_QUIET', '1') == '1'
+SMALL = {'embed_dim': 48, 'depth': 2, 'num_heads': 3}
+CLASSES, BATCH = 1000, 64  # two blocks of mixing, one for each process
+PER_CLASS = math.ceil(STEPS * BATCH / CLASSES / 2)
+HALF = '+float16'  # the gradient scaler, which no file asks for by itself
+
+
+@pytest.fixture(scope='module')
+def photographs(tmp_path_factory):
+    given = [Path(name) for name in os.environ.get('RECIPE_PHOTOGRAPHS', '').split(':') if name]
+    return photograph_folder(tmp_path_factory.mktemp('photographs'), given, CLASSES, PER_CLASS)
+
+
+@pytest.fixture(scope='module')
+def deit(tmp_path_factory):
+    """A checkpoint as DeiT's authors publish theirs, of the small size."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp('deit') / 'deit.pth'
+    torch.save({'model': timm.create_model('deit_base_patch16_224', **SMALL).state_dict()}, path)
+    return path
+
+
+def recipe(name, photographs, deit):
+    """A file's configuration with nothing changed but sizes, counts and paths."""
+    config = load_config(IMAGENET / f'{name.removesuffix(HALF)}.yaml')
+    changes = {'data_dir': str(photographs), 'train_images': CLASSES * PER_CLASS, 'val_images': CLASSES}
+    changes |= {'model_kwargs': SMALL, 'global_batch': BATCH, 'batch_size': 32, 'workers': 1, 'threads': 1}
+    changes |= {'epochs': 2, 'warmup_epochs': 1, 'log_interval': 5, 'recovery_interval': 5}
+    changes |= {'initial_checkpoint': str(deit)} if config.initial_checkpoint else {}
+    changes |= {'amp_dtype': 'float16'} if name.endswith(HALF) else {}
+    return override(config, **changes)
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_samples(name, photographs, deit):
+    run = build_training(recipe(name, photographs, deit), ONE)
+    per_epoch, done, black = run.data.steps_per_epoch * run.plan.accumulation, 0, 0
+    for epoch in range(math.ceil(SAMPLES / (per_epoch * run.plan.micro))):
+        for count, (images, targets, notes) in enumerate(run.data.epoch(epoch, 0)):
+            assert not any(notes), [note for note in notes if note]
+            assert images.shape[1:] == (3, 224, 224) and images.isfinite().all()
+            black += int((images.flatten(1).std(1) < 1e-3).sum())
+            step, part = divmod(epoch * per_epoch + count, run.plan.accumulation)
+            images, soft = run.task.mix(images, targets, step, epoch, run.plan.first_slot(part, 0))
+            assert images.isfinite().all()
+            torch.testing.assert_close(soft.sum(1), torch.ones(len(soft)))  # len(soft), classes
+            done += len(images)
+    print(f'{name}: {done} samples, none bad, {black} of one colour')
+    assert done >= SAMPLES
+
+
+def steps_done(folder):
+    rows = read_rows(folder / 'steps.csv') if (folder / 'steps.csv').is_file() else []
+    return int(rows[-1]['step']) if rows else 0
+
+
+def killed_half_way(folder, args, steps):
+    """The command under torchrun, killed once half of its steps are in the log; its processes die with it."""
+    command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2']
+    with (
+        open(folder / 'killed.log', 'wb') as log,
+        subprocess.Popen([*command, *args], cwd=ROOT, stdout=log, stderr=log) as process,
+    ):
+        wait_for(
+            lambda: process.poll() is not None or steps_done(folder / 'out') >= steps // 2, 'half of the steps', 3600
+        )
+        assert process.poll() is None, (folder / 'killed.log').read_text(encoding='utf-8', errors='replace')
+        process.kill()
+
+
+@pytest.mark.parametrize('name', [*ROWS, 'nprf_deit_base' + HALF])
+def test_two_processes_killed_and_continued(name, photographs, deit, tmp_path):
+    config = recipe(name, photographs, deit)
+    steps = config.epochs * (config.train_images // config.global_batch)
+    file = tmp_path / 'run.yaml'
+    file.write_text(dump_config(config), encoding='utf-8')
+    args = [str(ROOT / 'train.py'), '--config', str(file), '--output', str(tmp_path / 'out'), '--resume', 'auto']
+    killed_half_way(tmp_path, args, steps)
+    said = launch('train.py', *args[1:], processes=2, seconds=7200).stdout
+    assert 'continuing after step' in said
+    content = read_checkpoint(tmp_path / 'out' / 'last.pt')
+    assert content['step'] == steps
+    assert content['skipped']['total'] == 0 and content['bad_images'] == {} and content['failed_augmentations'] == 0
+    losses = [float(row['loss']) for row in read_rows(tmp_path / 'out' / 'steps.csv')]
+    print(f'{name}: {steps} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}, continued from a kill')
+    assert all(map(math.isfinite, losses)) and losses[-1] < losses[0]
+    if QUIET:
+        launch('train.py', *args[1:4], tmp_path / 'quiet', processes=2, seconds=7200)
+        assert_same_end(tmp_path / 'quiet', tmp_path / 'out')
