@@ -30,7 +30,7 @@ from .test_tables import IMAGENET, ROWS
 pytestmark = pytest.mark.slow
 SAMPLES, STEPS = int(os.environ.get('RECIPE_SAMPLES', 2000)), int(os.environ.get('RECIPE_STEPS', 62))
 QUIET = os.environ.get('RECIPE_QUIET', '1') == '1'
-SMALL = {'embed_dim': 48, 'depth': 2, 'num_heads': 3}
+SMALL = {'embed_dim': 32, 'depth': 1, 'num_heads': 2}
 CLASSES, BATCH = 1000, 64  # two blocks of mixing, one for each process
 PER_CLASS = math.ceil(STEPS * BATCH / CLASSES / 2)
 HALF = '+float16'  # the gradient scaler, which no file asks for by itself
