@@ -1,0 +1,84 @@
+"""Train on a folder of images of your own: one folder per class, nothing else.
+
+python examples/own_folder.py FOLDER                   FOLDER/CLASS/IMAGE, any names, any number of classes
+python examples/own_folder.py FOLDER --set epochs=60   further arguments go to train.py
+
+A fifth of each class is set apart for validation, as links in OUTPUT/data; the images stay where they are.
+"""
+
+import argparse
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+from timm.data.readers.img_extensions import get_img_extensions
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def find_images(folder: Path) -> dict[str, list[Path]]:
+    """The images of each class, which is the name of a folder in `folder`; sorted."""
+    suffixes = set(get_img_extensions())
+    if not folder.is_dir():
+        raise SystemExit(f'error: {folder} is not a folder')
+    if (folder / 'train').is_dir():
+        raise SystemExit(
+            f'error: {folder} has a folder train, so it is split already: '
+            f'python train.py --config configs/own_images.yaml --data-dir {folder} --set num_classes=N'
+        )
+    classes = {}
+    for entry in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith('.')):
+        classes[entry.name] = sorted(path for path in entry.rglob('*') if path.suffix.lower() in suffixes)
+    few = [name for name, images in classes.items() if len(images) < 2]
+    if len(classes) < 2 or few:
+        raise SystemExit(
+            f'error: {folder} has {len(classes)} classes, {len(few)} of them with fewer than 2 images '
+            f'({", ".join(few[:5]) or "none"}): expected {folder}/CLASS/IMAGE'
+        )
+    return classes
+
+
+def split(images: list[Path], folder: Path) -> tuple[list[Path], list[Path]]:
+    """Four fifths for training, one for validation, chosen by name: an image keeps its side when others are added."""
+
+    def part(path: Path) -> int:
+        name = path.relative_to(folder).as_posix()
+        return int.from_bytes(hashlib.blake2b(name.encode('utf-8', 'surrogateescape'), digest_size=8).digest(), 'big')
+
+    val = {path for path in images if part(path) % 5 == 0}
+    if len(val) in (0, len(images)):  # by chance, in a small class
+        val = {min(images, key=part)}
+    return [path for path in images if path not in val], [path for path in images if path in val]
+
+
+def link(images: list[Path], source: Path, target: Path) -> None:
+    """Links in one flat folder; images of subfolders keep their path in their name."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in images:
+        name = target / '_'.join(path.relative_to(source).parts)
+        if not name.is_symlink():
+            name.symlink_to(path.resolve())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('folder', type=Path)
+    parser.add_argument('--config', default=str(ROOT / 'configs' / 'own_images.yaml'), metavar='FILE')
+    parser.add_argument('--output', type=Path, default=Path('output/own_images'), metavar='DIR')
+    parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help='override keys')
+    args, rest = parser.parse_known_args()
+    classes = find_images(args.folder)
+    counts = [0, 0]
+    for name, images in classes.items():
+        for k, (part, chosen) in enumerate(zip(('train', 'val'), split(images, args.folder))):
+            link(chosen, args.folder / name, args.output / 'data' / part / name)
+            counts[k] += len(chosen)
+    print(f'{len(classes)} classes, {counts[0]} images to train and {counts[1]} to validate on', flush=True)
+    command = ['--config', args.config, '--data-dir', str(args.output / 'data'), '--output', str(args.output)]
+    command += [*rest, '--set', f'num_classes={len(classes)}', *args.set]
+    return subprocess.run([sys.executable, str(ROOT / 'train.py'), *command]).returncode
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""The example that trains on a folder of the user's own, and photographs in ImageNet's layout."""
+
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from nprf_vit.engine.output import read_rows
+
+from ..data.folders import CLASSES, digit_folder
+from ..engine.running import ROOT
+from .photographs import photograph_folder
+
+
+def run(*args, expect=0):
+    command = [sys.executable, str(ROOT / 'examples' / 'own_folder.py'), *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_folder_of_classes_is_split_and_trained_on(tmp_path):
+    folder, out = digit_folder(tmp_path / 'mine', train=20) / 'train', tmp_path / 'out'
+    (folder / 'digit2' / 'more').mkdir()
+    (folder / 'digit2' / '003.png').rename(folder / 'digit2' / 'more' / '004.png')  # the name of another image
+    keys = 'epochs=1', 'warmup_epochs=0', 'workers=0', 'img_size=16', 'global_batch=16'
+    said = run(folder, '--output', out, '--set', *keys)
+    parts = {
+        split: sorted(path.resolve() for path in (out / 'data' / split).rglob('*.png')) for split in ('train', 'val')
+    }
+    assert len(parts['train']) + len(parts['val']) == 20 * CLASSES and 8 <= len(parts['val']) <= 24
+    assert sorted(parts['train'] + parts['val']) == sorted(path.resolve() for path in folder.rglob('*.png'))
+    assert f'{CLASSES} classes, {len(parts["train"])} images to train and {len(parts["val"])} to validate on' in said
+    assert int(read_rows(out / 'summary.csv')[0]['images']) == len(parts['val'])
+
+
+@pytest.mark.parametrize('kind', ['missing', 'empty', 'one image', 'split'])
+def test_a_folder_that_will_not_do_is_told_in_one_line(kind, tmp_path):
+    folder = tmp_path / 'mine'
+    if kind != 'missing':
+        folder.mkdir()
+    if kind == 'one image':
+        for name in ('a', 'b'):
+            (folder / name).mkdir()
+            Image.new('RGB', (8, 8)).save(folder / name / 'x.png')
+    if kind == 'split':
+        (folder / 'train').mkdir()
+    said = run(folder, '--output', tmp_path / 'out', expect=1)
+    assert said.startswith(f'error: {folder} ') and said.count('\n') == 1
+    assert not (tmp_path / 'out').exists()
+
+
+def test_photographs_have_the_layout_and_the_oddities_of_imagenet(tmp_path):
+    root = photograph_folder(tmp_path, classes=12, train=4, val=2)
+    for split, count in (('train', 48), ('val', 24)):
+        files = sorted((root / split).glob('n????????/*.JPEG'))
+        assert len(files) == count and len({path.parent.name for path in files}) == 12
+    kinds = {(image.format, image.mode) for image in map(Image.open, root.rglob('*.JPEG'))}
+    assert kinds >= {('JPEG', 'RGB'), ('JPEG', 'L'), ('JPEG', 'CMYK'), ('PNG', 'RGB')}
