@@ -7,6 +7,7 @@ import torch
 
 from . import direct, fft, linear, window
 from .cost import choose_backend
+from .nonfinite import without_nonfinite
 from .offsets import extend_table, extend_table_backward
 from .precision import without_autocast
 
@@ -29,19 +30,38 @@ def attend(
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention and its denominators (B, K, N). Opaque, because backends look at the bias's values."""
-    options = height, width, causal, positive, backend
+    inputs, options = (phi_q, phi_k, v, bias, far), (height, width, causal, positive, backend)
     with without_autocast(v):
-        num, den = _forward(phi_q, phi_k, v, bias, far, (height, width), causal, backend)
-        if not positive:
-            return num / den.unsqueeze(-1), den.contiguous()
-        small = den < _SMALL
-        den = den.clamp(min=torch.finfo(den.dtype).tiny).contiguous()
+        num, den = _forward(*inputs, (height, width), causal, backend)
+        den = (den.clamp(min=torch.finfo(den.dtype).tiny) if positive else den).contiguous()
         z = num.div_(den.unsqueeze(-1)).contiguous()
-        if den.dtype == torch.float32 and small.any():
-            # only the rows that need it: a causal token may not change because a later one underflows
-            wide = attend(*_double(phi_q, phi_k, v, bias, far), *options)[0].float()
-            z = torch.where(small.unsqueeze(-1), wide, z)
-        return z, den
+        # one pass over the outputs tells that all inputs were finite and nothing overflowed
+        finite = bool((z.sum() + den.sum()).isfinite())
+        tokens = without_nonfinite(phi_k, v) if causal and not finite else None
+        if tokens is not None:
+            z, den = attend(phi_q, tokens.phi_k, tokens.v, bias, far, *options)
+            return z.add_(tokens.reach), den
+        return _rescue(z, den, finite, inputs, options) if positive else (z, den)
+
+
+def _rescue(z, den, finite, inputs, options):
+    """Repeats rows in float64 that float32 cannot hold, and marks denominators for backward.
+
+    Saved denominators are below _SMALL where backward must work in float64, and inf where no key has any weight: then
+    the output is zero and so are the gradients.
+    """
+    tiny = torch.finfo(den.dtype).tiny
+    if den.dtype == torch.float64:
+        return z, den.masked_fill_(den <= tiny, torch.inf)
+    lost = den < _SMALL
+    if not finite:
+        lost |= ~(den.isfinite() & z.isfinite().all(-1))
+    if lost.any():
+        # only the rows that need it: a causal token may not change because a later one underflows
+        wide, wide_den = attend(*_double(*inputs), *options)
+        z = torch.where(lost.unsqueeze(-1), wide.float(), z)
+        den = den.where(den.isfinite(), tiny).masked_fill_(lost & wide_den.isinf(), torch.inf)
+    return z, den
 
 
 @attend.register_fake
@@ -73,13 +93,22 @@ def attend_backward(
             inputs = _double(phi_q, phi_k, v, bias, far)
             z, den = attend(*inputs, *options)
             return tuple(x.float() for x in attend_backward(*inputs, z, den, grad.double(), *options, bias_grad))
-        if positive:  # a row that sees no key of any weight is zero, whatever its inputs: no gradient
-            den = den.masked_fill(den <= torch.finfo(den.dtype).tiny, torch.inf)
         # z = num/den: the gradient of num is g/den, that of den is -(g·z)/den
         scaled = grad / den.unsqueeze(-1)
+        if not z.sum().isfinite():
+            phi_q, phi_k, v, z, scaled = _finite_backward(phi_q, phi_k, v, z, grad, scaled, causal)
         grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, D+1
         grads = _backward(phi_q, phi_k, v, bias, far, (height, width), causal, backend, grad, bias_grad)
     return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
+
+
+def _finite_backward(phi_q, phi_k, v, z, grad, scaled, causal):
+    """Takes tokens out that are not finite, if nobody asks for their outputs: then other gradients are finite."""
+    phi_q = phi_q.masked_fill(~phi_q.isfinite().all(-1, keepdim=True), 0)
+    tokens = without_nonfinite(phi_k, v) if causal else None
+    if tokens is not None:
+        phi_k, v = tokens.phi_k, tokens.v
+    return phi_q, phi_k, v, z.masked_fill(grad == 0, 0), scaled.masked_fill(grad == 0, 0)
 
 
 @attend_backward.register_fake
@@ -109,7 +138,7 @@ attend.register_autograd(_differentiate, setup_context=_save)
 
 
 def _forward(phi_q, phi_k, v, bias, far, grid, causal, backend):
-    backend = _resolve(backend, phi_q, v, bias, far, grid, causal)
+    backend = _resolve(backend, phi_k, v, bias, far, grid, causal)
     if backend == 'window':
         return window.forward(phi_q, phi_k, v, bias, far, grid, causal)
     table = bias if far is None else extend_table(bias, far, *grid)
@@ -117,7 +146,7 @@ def _forward(phi_q, phi_k, v, bias, far, grid, causal, backend):
 
 
 def _backward(phi_q, phi_k, v, bias, far, grid, causal, backend, grad, bias_grad):
-    backend = _resolve(backend, phi_q, v, bias, far, grid, causal)
+    backend = _resolve(backend, phi_k, v, bias, far, grid, causal)
     if backend == 'window':
         return window.backward(phi_q, phi_k, v, bias, far, grid, causal, grad, bias_grad)
     table = bias if far is None else extend_table(bias, far, *grid)
@@ -128,12 +157,12 @@ def _backward(phi_q, phi_k, v, bias, far, grid, causal, backend, grad, bias_grad
     return *grads, d_bias, d_far
 
 
-def _resolve(backend, phi_q, v, bias, far, grid, causal):
+def _resolve(backend, phi_k, v, bias, far, grid, causal):
     """The algorithm that runs: the cost model's for 'auto', and `direct` where `window` would drown in rounding."""
     if backend == 'auto':
         radius = None if far is None else (bias.shape[1] // 2, bias.shape[2] // 2)
-        backend = choose_backend(grid, phi_q.shape[-1], v.shape[-1], causal, bias is not None, radius)
-    if backend == 'window' and window.working_dtype(bias, far, grid, causal, v.dtype) is None:
+        backend = choose_backend(grid, phi_k.shape[-1], v.shape[-1], causal, bias is not None, radius)
+    if backend == 'window' and window.working_dtype(bias, far, grid, causal, v.dtype, phi_k) is None:
         backend = 'direct'
     return backend
 

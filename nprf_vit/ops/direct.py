@@ -17,6 +17,7 @@ from .scratch import Scratch
 
 # Beyond e^20 between the extremes of c, rows that see only small offsets get their own maximum (an exp per tile).
 WIDE = 20.0
+_HIGHEST = 60.0  # exponents of keys that have no features, see _Weights.of_items
 # 256 queries × 1024 keys, and as many heads as make a million scores: 4 MB. One head of 4096 keys was half as slow
 # again at 96×96, because two threads then share each product. Where heads do not come in fours, more queries instead,
 # up to 1024: an odd product of 256 rows keeps one core busy, not two. A grid whose shorter side is above 256 takes
@@ -31,12 +32,13 @@ def forward(phi_q, phi_k, v, bias, grid, causal):
     """
     bias = _no_bias(phi_q, grid) if bias is None else bias
     phi_q, phi_k, v, bias, grid, swapped = _tall(phi_q, phi_k, v, bias, grid)
-    weights = _Weights.build(bias, grid, causal)
+    weights = _Weights.build(bias, grid, causal, phi_k)
     num, den = torch.empty_like(v), v.new_empty(*v.shape[:3], 1)
     scratch = Scratch()
     for t in _tiles(phi_q.shape, v.dtype, grid, causal, _TILE):
-        c, flip = weights.tile(t, share=phi_q.shape[0] > 1)
+        shared, flip = weights.tile(t, share=phi_q.shape[0] > 1)
         for b in t.batches:
+            c = weights.of_items(t, b) if shared is None else shared
             queries = _rows(phi_q, b, t.heads, t.q, flip)  # G, q, M
             scores = scratch.buffer('scores', (queries.shape[0], t.q_len, t.k_len), v)  # G, q, k
             torch.bmm(queries, _rows(phi_k, b, t.heads, t.k).transpose(1, 2), out=scores)
@@ -62,14 +64,15 @@ def backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad):
     grad, v_ones, *_ = _tall(grad, linear.with_ones(v), None, None, grid)
     phi_q, phi_k, v, bias, grid, swapped = _tall(phi_q, phi_k, v, bias, grid)
     g_num = grad[..., :-1].contiguous()
-    weights = _Weights.build(bias, grid, causal)
+    weights = _Weights.build(bias, grid, causal, phi_k)
     d_q, d_k, d_v = torch.zeros_like(phi_q), torch.zeros_like(phi_k), torch.zeros_like(v)
     d_bias = torch.zeros_like(bias) if bias_grad else None
     scratch = Scratch()
     for t in _tiles(phi_q.shape, v.dtype, grid, causal, _TILE):
-        c, flip = weights.tile(t, share=phi_q.shape[0] > 1)
+        shared, flip = weights.tile(t, share=phi_q.shape[0] > 1)
         d_c = []
         for b in t.batches:
+            c = weights.of_items(t, b) if shared is None else shared
             queries, keys = _rows(phi_q, b, t.heads, t.q, flip), _rows(phi_k, b, t.heads, t.k)
             scores = scratch.buffer('scores', (queries.shape[0], t.q_len, t.k_len), v)
             d_scores = scratch.buffer('d_scores', scores.shape, v)
@@ -156,35 +159,73 @@ class _Weights:
     table: torch.Tensor  # K, 2H-1, 2W-1: c, or the bias itself where rows need a maximum of their own
     row_max: torch.Tensor | None  # K, H, W in reversed order of queries, for a wide bias
     grid: tuple[int, int]
+    item_max: torch.Tensor | None = None  # B, K, N: row maxima over keys that are not zero, where some are
 
     @staticmethod
-    def build(bias, grid, causal):
+    def build(bias, grid, causal, phi_k):
         height, width = grid
         if causal:  # offsets δ > 0 are key after query
             bias = bias.clone()
             bias[:, height:] = -torch.inf
         top = bias.amax((1, 2), keepdim=True)
-        low = (bias[:, :height] if causal else bias).amin()
-        if top.amax() - low <= WIDE:
+        if not is_wide(bias[:, :height] if causal else bias):
             return _Weights((bias - top).exp_(), None, grid)
         # the largest visible bias per query; pooling windows in table order are queries in reversed order
         row_max = F.max_pool1d(bias.transpose(1, 2), height, 1).transpose(1, 2)  # K, H, 2W-1
-        return _Weights(bias, F.max_pool1d(row_max, width, 1), grid)
+        row_max = F.max_pool1d(row_max, width, 1)  # K, H, W
+        row_max = row_max.clamp(min=torch.finfo(bias.dtype).min)  # a row of -inf alone: its differences stay -inf
+        weights = _Weights(bias, row_max, grid)
+        seen = phi_k.ne(0).any(-1)  # B, K, N
+        if not seen.all():
+            weights.item_max = weights.largest_seen(seen, causal)
+        return weights
 
     def tile(self, t: _Tile, share: bool):
         """Weights (kc, q, k) or (kc, qr, W, kr, W) of a tile, and whether its queries run backwards.
 
-        When several batch items share a tile it is copied, and its queries put in order on the way.
+        When several batch items share a tile it is copied, and its queries put in order on the way. None in place of
+        weights: they differ from one batch item to the next, see `of_items`.
         """
-        view = toeplitz_view(self.table[t.heads], (t.q_rows, t.width), (t.k_rows, t.width), t.top)
+        if self.item_max is not None:
+            return None, False
+        view = self.view(t)
         if self.row_max is not None:
             first = self.grid[0] - t.q.stop // t.width
             row_max = self.row_max[t.heads, first : first + t.q_rows]  # kc, qr, W
             view = (view - row_max[..., None, None]).exp_()
         elif not share:
             return view, True
+        return self.in_order(view, t), False
+
+    def of_items(self, t: _Tile, b: slice):
+        """Weights (G, q, k) of a tile for the batch items b, each by its own row maxima."""
+        x = self.in_order(self.view(t), t) - self.item_max[b, t.heads, t.q, None]  # bc, kc, q, k
+        # A zero key may lie above the maximum. It counts in its own gradient alone, which must stay finite.
+        return x.clamp_(max=_HIGHEST).exp_().flatten(0, 1)
+
+    def view(self, t: _Tile):
+        return toeplitz_view(self.table[t.heads], (t.q_rows, t.width), (t.k_rows, t.width), t.top)
+
+    def in_order(self, view, t: _Tile):
         order = torch.arange(t.q_len - 1, -1, -1, device=view.device)
-        return view.reshape(view.shape[0], t.q_len, t.k_len).index_select(1, order), False
+        return view.reshape(view.shape[0], t.q_len, t.k_len).index_select(1, order)
+
+    def largest_seen(self, seen, causal):
+        """Row maxima of the bias over keys that are not zero, (B, K, N). One more pass over all pairs."""
+        largest = self.table.new_full(seen.shape, torch.finfo(self.table.dtype).min)
+        for t in _tiles((*seen.shape, 1), self.table.dtype, self.grid, causal, _TILE):
+            table = self.in_order(self.view(t), t)  # kc, q, k
+            for b in range(seen.shape[0]):
+                part = table.masked_fill(~seen[b, t.heads, None, t.k], -torch.inf).amax(-1)  # kc, q
+                rows = largest[b, t.heads, t.q]
+                torch.maximum(rows, part, out=rows)
+        return largest
+
+
+def is_wide(bias: torch.Tensor) -> bool:
+    """Whether rows need a maximum of their own, given the biases (K, ·, ·) that any row can see: if so in one head."""
+    spread = bias.amax((1, 2)).double() - bias.amin((1, 2)).double()  # the same answer for bias.double()
+    return not (spread <= WIDE).all()  # NaN, from a head of -inf alone, is wide as well
 
 
 def _no_bias(phi_q, grid):

@@ -74,9 +74,9 @@ def working_dtype(bias: torch.Tensor, causal: bool, dtype: torch.dtype) -> torch
     visible = bias[..., : (bias.shape[-1] + 1) // 2] if causal else bias
     if visible.shape[-1] * visible.shape[-2] == 1:
         return dtype
-    c = (visible.double() - visible.double().amax((-2, -1), keepdim=True)).exp()
-    if causal and c.amin() < math.exp(-direct.WIDE):
+    if causal and direct.is_wide(visible):
         return None  # `direct`, which does the blocks on the diagonal, would scale each row by itself
+    c = (visible.double() - visible.double().amax((-2, -1), keepdim=True)).exp()
     size = c if causal else c - c.mean((-2, -1), keepdim=True)
     ratio = (size.square().sum((-2, -1)).sqrt() / c.amin((-2, -1))).amax().item()
     for working in (torch.float32, torch.float64):

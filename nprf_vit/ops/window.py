@@ -24,8 +24,12 @@ from .offsets import offsets_shape, sum_offsets, toeplitz_view
 _BLOCK, _SEQUENCE_BLOCK = (8, 8), (64, 1)
 _SCORES = 1 << 20  # scores alive at once, per array
 # The linear term brings c_far for keys inside the window and the dense part takes it away again. What is left rounds by
-# this many units in the last place of c_far, measured below 3 (tests/ops/test_window.py).
-_ROUNDING = 32.0
+# this many units in the last place of c_far, measured below 26 up to 1024 keys (tests/ops/test_window.py), and by an
+# eighth per key of larger windows: there equal features gave 350 units for 2000 keys.
+_ROUNDING, _FEW_KEYS = 32.0, 1024
+# One maximum serves all rows of a head. A row that sees nothing near it sums weights of e^-20, float32 results in
+# float64 sums of e^-300.
+_DEPTH, _WIDER_DEPTH = 20.0, 300.0
 _TOLERANCE = {torch.float32: 4e-4, torch.float64: 4e-9}
 
 
@@ -108,17 +112,40 @@ def _strip_backward(strip, inputs, outputs, w, d_w):
     strip.queries(outputs[0], d_q)
 
 
-def working_dtype(bias, far, grid, causal, dtype) -> torch.dtype | None:
-    """The narrowest dtype in which c_far does not drown the window, or None: then the full table must be used."""
+def working_dtype(bias, far, grid, causal, dtype, phi_k=None) -> torch.dtype | None:
+    """The narrowest dtype in which neither c_far drowns the window nor one maximum per head drowns a row.
+
+    None if there is none, or if the window holds all offsets: then the full table must be used. With `phi_k` keys
+    without any features are looked for: rows need not see even their own key then.
+    """
     inside = _crop(bias, grid)
+    if all(s == 2 * n - 1 for s, n in zip(inside.shape[1:], grid)):
+        return None
+    zero = inside[:, inside.shape[1] // 2, inside.shape[2] // 2].double()  # K
     if causal:
         inside = inside[..., : inside.shape[-1] // 2 + 1]
-    excess = (far.double() - inside.double().amin((1, 2))).amax().clamp(min=0).item()
+    keys = inside[0].numel()
+    rounding = _ROUNDING if keys <= _FEW_KEYS else keys / 8
+    inside, far = inside.flatten(1).double(), far.double()
+    excess = (far - inside.amin(1)).amax().clamp(min=0).item()
+    top = torch.maximum(inside.amax(1), far)  # K
+    depth = (top - zero).amax().item()  # every row sees its own key
+    deep = max(depth, _spread(inside, far, top)) > _DEPTH
+    if deep and phi_k is not None and not phi_k.ne(0).any(-1).all():
+        return None
     for working in (torch.float32, torch.float64):
         unit = torch.finfo(working).eps / 2
-        if working.itemsize >= dtype.itemsize and excess <= math.log(_TOLERANCE[dtype] / (_ROUNDING * unit)):
+        reach = _DEPTH if working == dtype else _WIDER_DEPTH
+        fits = excess <= math.log(_TOLERANCE[dtype] / (rounding * unit)) and depth <= reach
+        if working.itemsize >= dtype.itemsize and fits:
             return working
     return None
+
+
+def _spread(inside, far, top):
+    """How far below the maximum a finite weight of a head lies; minus infinity is no weight."""
+    low = torch.cat([inside, far[:, None]], dim=1)
+    return (top - low.masked_fill(low == -torch.inf, torch.inf).amin(1)).amax().item()
 
 
 def cost(radius: tuple[int, int], m: int, d: int) -> int:

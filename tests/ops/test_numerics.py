@@ -53,6 +53,26 @@ def test_a_nearby_peak(shape, backend, dtype):
     check(case, backend)
 
 
+@DTYPES
+@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('apart', [10.0, 30.0, 80.0])
+@pytest.mark.parametrize('shape', [*SHAPES[:2], pytest.param({'n': 1000, 'causal': True}, id='causal1000')])
+def test_heads_whose_biases_lie_apart(shape, apart, backend, dtype):
+    """A constant added to one head's bias changes nothing; each head is scaled by itself."""
+    case = make_case(**shape, std=1.0, dtype=dtype)
+    case.bias[1] += apart
+    check(case, backend)
+
+
+@DTYPES
+def test_causal_fft_at_the_edge_of_one_maximum_per_head(dtype):
+    """Whether the blocks on the diagonal are scaled by rows is decided alike for all offsets and for theirs."""
+    for spread in (19.999999, 20.0, 20.000001):
+        case = make_case(600, causal=True, batch=1, std=0.0, dtype=dtype)
+        case.bias[:, 590] = torch.tensor([spread, spread + 3e-7], dtype=torch.float64).to(dtype)
+        check(case, 'fft')
+
+
 def signs(case):
     generator = torch.Generator().manual_seed(3)
     return (torch.randint(0, 2, case.bias.shape, generator=generator) * 160.0 - 80.0).to(case.bias.dtype)

@@ -57,6 +57,18 @@ def test_every_single_weight_is_right_relative_to_itself(far, causal):
     assert_output(case.run('window'), case, 1e-3)
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64], ids=['float32', 'float64'])
+@pytest.mark.parametrize('scale', [1.0, 1e10])
+@pytest.mark.parametrize('peak', [19.0, 30.0, 88.0, 95.0, 104.0, 290.0, 310.0, 720.0, 1e4])
+@pytest.mark.parametrize('shape', [{'n': 90, 'causal': True}, {'n': 90}, {'grid_size': (9, 12)}], ids=str)
+def test_a_peak_that_some_rows_do_not_see(shape, peak, scale, dtype):
+    """Rows at the border lack the offset with the largest bias: scaled by it, nothing would be left of them."""
+    case = make_window((4, 4) if 'grid_size' in shape else (4,), dtype=dtype, **shape)
+    case.phi_k *= scale
+    case.bias.view(2, -1)[:, 1] += peak
+    check(case, 'window')
+
+
 def test_masking_everything_beyond_the_window():
     case = make_window((2, 2), grid_size=(9, 9), dtype=torch.float32)
     case = dataclasses.replace(case, far=torch.full((2,), -torch.inf))
@@ -110,6 +122,23 @@ def test_rounding_stays_below_the_assumed_constant():
     a = case.weights()[..., tokens]
     units = ((z - a).abs() / a).max() / 2**-24 / torch.exp(case.far.max() - case.bias.min())
     assert units <= window._ROUNDING
+
+
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('radius', [500, 1500])
+def test_long_sums_round_more(radius, causal):
+    """Equal features, whose rounding adds up in one direction, and values seen by all: the promise at the edge."""
+    n = 2000
+    phi, v = torch.full((1, 1, n, 4), 0.3), torch.zeros(1, 1, n, 3)
+    v[..., 0], v[:, :, 300, 1], v[..., 2] = 1, 1, torch.rand(n, generator=torch.Generator().manual_seed(0))
+    case = Case(phi, phi, v, torch.zeros(1, 2 * radius + 1), torch.tensor([5.29]), None, causal)
+    assert_output(case.run('window'), case, 1e-3)
+
+
+def test_a_window_of_all_offsets_is_an_ordinary_table():
+    case = make_window((11, 4), far=3.0, grid_size=(9, 5), dtype=torch.float32)
+    assert torch.equal(case.run('window'), case.run('direct'))
+    check(case, 'window')
 
 
 def test_the_cost_model_takes_the_window_where_it_is_smaller():
