@@ -8,7 +8,7 @@ import torch
 from . import direct, fft, linear, window
 from .cost import choose_backend
 from .nonfinite import without_nonfinite
-from .offsets import extend_table, extend_table_backward
+from .offsets import extend_table, extend_table_backward, has_peak
 from .precision import without_autocast
 
 _ALGORITHMS = {'direct': direct, 'fft': fft, 'linear': linear}
@@ -89,7 +89,7 @@ def attend_backward(
     """Gradients of phi_q, phi_k, v, bias and far; those of bias and far empty where there are none."""
     options = height, width, causal, positive, backend
     with without_autocast(v):
-        if positive and den.dtype == torch.float32 and (den < _SMALL).any():  # amin would be NaN if any row is
+        if den.dtype == torch.float32 and (positive and (den < _SMALL).any() or _is_peaked(bias, far, causal)):
             inputs = _double(phi_q, phi_k, v, bias, far)
             z, den = attend(*inputs, *options)
             return tuple(x.float() for x in attend_backward(*inputs, z, den, grad.double(), *options, bias_grad))
@@ -100,6 +100,11 @@ def attend_backward(
         grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, D+1
         grads = _backward(phi_q, phi_k, v, bias, far, (height, width), causal, backend, grad, bias_grad)
     return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
+
+
+def _is_peaked(bias, far, causal):
+    """Whether float32 gradients would be rounding; on the CPU only, as other devices may be far slower in float64."""
+    return bias is not None and bias.device.type == 'cpu' and has_peak(bias, far, causal)
 
 
 def _finite_backward(phi_q, phi_k, v, z, grad, scaled, causal):

@@ -11,9 +11,14 @@ from torch.nn.attention.flex_attention import flex_attention as _flex_attention
 def flex_attention(phi_q, phi_k, v, bias, grid, causal, compiled=True):
     """(B, K, N, D) attention output; bias (K, 2H-1, 2W-1) or None, grid (H, W). Fused when compiled."""
     height, width = grid
+    if bias is not None:
+        # as everywhere else: a constant added to all offsets must not cost the logarithms their digits
+        visible = bias.detach()[..., :width] if causal else bias.detach()
+        bias = bias - visible.amax((1, 2), keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
 
     def score_mod(score, b, h, q, k):
-        score = torch.log(score)
+        # the inner where keeps the gradient of log away from zero keys
+        score = torch.where(score > 0, torch.log(torch.where(score > 0, score, 1.0)), -torch.inf)
         if bias is None:
             return score
         dy = k // width - q // width + height - 1

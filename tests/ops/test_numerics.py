@@ -73,6 +73,20 @@ def test_causal_fft_at_the_edge_of_one_maximum_per_head(dtype):
         check(case, 'fft')
 
 
+@pytest.mark.parametrize('backend', [*BACKENDS, 'window'])
+@pytest.mark.parametrize('peak', [6.0, 9.0, 12.0, 15.0, 18.0, 20.0, 25.0, 30.0, 80.0])
+@pytest.mark.parametrize('shape', [SHAPES[0], SHAPES[3], pytest.param({'n': 90}, id='seq90')])
+def test_gradients_under_a_peak_that_every_row_sees(shape, peak, backend):
+    """Attention is nearly one-hot: gradients are differences of almost equal numbers, g·v_j - g·z_i."""
+    case = make_case(**shape, dtype=torch.float32)
+    case.bias.view(2, -1)[0, case.bias[0].numel() // 2] += peak
+    if backend == 'window':
+        rows = (slice(None), *(slice(s // 2 - 2, s // 2 + 3) for s in case.bias.shape[1:]))
+        case = replace(case, bias=case.bias[rows].contiguous(), far=torch.tensor([0.1, -0.3]))
+    check(replace(case, **{n: x[:, :1] if x.dim() == 4 else x[:1] for n, x in case.tensors().items()}), backend)
+    check(case, backend)
+
+
 def signs(case):
     generator = torch.Generator().manual_seed(3)
     return (torch.randint(0, 2, case.bias.shape, generator=generator) * 160.0 - 80.0).to(case.bias.dtype)
