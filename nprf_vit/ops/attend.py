@@ -92,7 +92,9 @@ def attend_backward(
         if den.dtype == torch.float32 and (positive and (den < _SMALL).any() or _is_peaked(bias, far, causal)):
             inputs = _double(phi_q, phi_k, v, bias, far)
             z, den = attend(*inputs, *options)
-            return tuple(x.float() for x in attend_backward(*inputs, z, den, grad.double(), *options, bias_grad))
+            grads = attend_backward(*inputs, z, den, grad.double(), *options, bias_grad)
+            largest = torch.finfo(torch.float32).max  # a zero key below a steep bias has a gradient beyond float32
+            return tuple(x.clamp(-largest, largest).float() for x in grads)
         # z = num/den: the gradient of num is g/den, that of den is -(g·z)/den
         scaled = grad / den.unsqueeze(-1)
         if not z.sum().isfinite():

@@ -17,7 +17,7 @@ from .scratch import Scratch
 
 # Beyond e^20 between the extremes of c, rows that see only small offsets get their own maximum (an exp per tile).
 WIDE = 20.0
-_HIGHEST = 60.0  # exponents of keys that have no features, see _Weights.of_items
+_HIGHEST = {torch.float32: 80.0, torch.float64: 600.0}  # exponents of zero keys, see _Weights.of_items
 # 256 queries × 1024 keys, and as many heads as make a million scores: 4 MB. One head of 4096 keys was half as slow
 # again at 96×96, because two threads then share each product. Where heads do not come in fours, more queries instead,
 # up to 1024: an odd product of 256 rows keeps one core busy, not two. A grid whose shorter side is above 256 takes
@@ -201,7 +201,7 @@ class _Weights:
         """Weights (G, q, k) of a tile for the batch items b, each by its own row maxima."""
         x = self.in_order(self.view(t), t) - self.item_max[b, t.heads, t.q, None]  # bc, kc, q, k
         # A zero key may lie above the maximum. It counts in its own gradient alone, which must stay finite.
-        return x.clamp_(max=_HIGHEST).exp_().flatten(0, 1)
+        return x.clamp_(max=_HIGHEST[x.dtype]).exp_().flatten(0, 1)
 
     def view(self, t: _Tile):
         return toeplitz_view(self.table[t.heads], (t.q_rows, t.width), (t.k_rows, t.width), t.top)
