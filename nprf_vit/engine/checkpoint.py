@@ -6,6 +6,8 @@
 import os
 import pickle
 import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from safetensors import SafetensorError
 
 from ..errors import InputError, first_line
 from .atomic import replace_file
+from .checkpoint_schema import find_fault, is_state_dict
 from .checksum import checksum
+from .inspection import inspect_file
 
 FORMAT = 2
 _KNOWN = (1, FORMAT)  # 1 had no checksum
@@ -23,6 +27,12 @@ LAST = 'last.pt'
 # a damaged file may raise almost any of these, depending on the byte that is wrong
 DAMAGE = (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
 DAMAGE += (AssertionError, MemoryError, OverflowError, pickle.UnpicklingError, struct.error, SafetensorError)
+DAMAGE += (zipfile.BadZipFile, zlib.error)
+_WEIGHTS_OF = ('state_dict', 'model')  # where timm and DeiT keep them
+
+
+class WrongCheckpoint(InputError):
+    """A checkpoint that cannot be read or whose content cannot be; `--resume auto` goes on to an older one."""
 
 
 def save_checkpoint(content: dict[str, Any], path: Path, keep: int | None = None) -> None:
@@ -80,41 +90,68 @@ def check_file(path: str | Path) -> Path:
     return path
 
 
-def unreadable(path: str | Path, error: Exception) -> InputError:
+def unreadable(path: str | Path, error: Exception) -> 'WrongCheckpoint':
     """Libraries tell of a damaged file in many words, or in one number."""
     reason = first_line(error).split('. ')[0]
-    return InputError(f'cannot read checkpoint {path}: damaged, cut off, or of another kind ({reason[:100]})')
+    return WrongCheckpoint(f'cannot read checkpoint {path}: damaged, cut off, or of another kind ({reason[:100]})')
 
 
 def read_checkpoint(path: str | Path, any_format: bool = False) -> dict[str, Any]:
-    """Read a checkpoint of ours (or, if asked, any dict) without executing anything in it."""
+    """Read a checkpoint of ours (or, if asked, any dict) without executing anything in it.
+
+    Nothing is built before the whole description has been found to be that of a checkpoint.
+    """
     path = check_file(path)
     try:
+        plan = inspect_file(path)
+        ours = isinstance(plan, dict) and plan.get('format') in _KNOWN
+        fault = find_fault(plan) if ours else None
+        if fault:
+            raise ValueError(fault)
+        if not ours and not (any_format and isinstance(plan, dict)):
+            kind = f'{path} is no checkpoint of this package (format {FORMAT})'
+            raise WrongCheckpoint(f'{kind}: train.py reads others by initial_checkpoint')
         content = torch.load(path, map_location='cpu', weights_only=True)
+    except WrongCheckpoint:
+        raise
     except DAMAGE as error:
         raise unreadable(path, error) from error
-    ours = isinstance(content, dict) and content.get('format') in _KNOWN
-    if not ours and not (any_format and isinstance(content, dict)):
-        raise InputError(
-            f'{path} is no checkpoint of this package (format {FORMAT}): train.py reads others by initial_checkpoint'
-        )
     if ours and content['format'] > 1:
         expected = content.pop('checksum', None)
         if checksum(content) != expected:
-            raise InputError(f'cannot read checkpoint {path}: its content does not match its checksum')
+            raise WrongCheckpoint(f'cannot read checkpoint {path}: its content does not match its checksum')
     return content
 
 
+def read_state_dict(path: str | Path) -> dict[str, torch.Tensor]:
+    """The weights in a file of torch.save: ours, DeiT's, timm's, or a bare state dict."""
+    path = check_file(path)
+    try:
+        plan = inspect_file(path)
+        key = next((k for k in _WEIGHTS_OF if isinstance(plan, dict) and k in plan), None)
+        if not is_state_dict(plan if key is None else plan[key]):
+            raise ValueError('it holds no state dict of dense tensors' + (f' under {key}' if key else ''))
+        content = torch.load(path, map_location='cpu', weights_only=True)
+    except DAMAGE as error:
+        raise unreadable(path, error) from error
+    return content if key is None else content[key]
+
+
 def newest_good(
-    folder: Path, check: Callable[[dict[str, Any], str], None]
+    folder: Path, check: Callable[[dict[str, Any], str], None], known: dict[Path, str] | None = None
 ) -> tuple[Path | None, dict[str, Any] | None, dict[Path, str]]:
     """The newest checkpoint that is whole and passes `check`, and what is wrong with newer ones, by file.
 
     Without any file there is nothing to continue; with nothing but bad ones the user decides.
+
+    Args:
+        known: Files of which it is known already what is wrong with them.
     """
     bad: dict[Path, str] = {}
     for path in checkpoints(folder):
         try:
+            if path in (known or {}):
+                raise WrongCheckpoint(known[path])
             content = read_checkpoint(path)
             check(content, str(path))
             return path, content, bad

@@ -5,21 +5,22 @@ import inspect
 import logging
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
 from timm.layers import to_2tuple
-from timm.models import VisionTransformer, load_state_dict
+from timm.models import VisionTransformer, clean_state_dict, load_state_dict
 from torch import nn
 
 import nprf_vit  # noqa: F401 - registers the models with timm
 
 from ..data.seeding import derive_seed
-from ..errors import InputError
+from ..errors import InputError, first_line
 from ..layers import RelPosBias
 from ..models import KernelVisionTransformer, PixelTransformer
-from .checkpoint import DAMAGE, check_file, unreadable
+from .checkpoint import DAMAGE, WrongCheckpoint, check_file, read_state_dict, unreadable
 from .config import Config
 
 _logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def build_model(config: Config, fresh: bool = True) -> nn.Module:
         )
     try:
         model = _create(config, config.pretrained and fresh, args)
-    except (TypeError, ValueError, RuntimeError, AssertionError, OSError) as error:
+    except Exception as error:  # a constructor given any values may raise anything
         raise InputError(
             f'cannot build model {config.model}: {error}{_nearest_argument(config.model, error)}'
         ) from error
@@ -113,13 +114,19 @@ def normalization(config: Config, model: nn.Module) -> tuple[tuple[float, ...], 
     return found[0], found[1]
 
 
-def read_weights(path: str, use_ema: bool = False) -> dict[str, torch.Tensor]:
+def read_weights(path: str) -> dict[str, torch.Tensor]:
     """A state dict from a checkpoint of ours, of DeiT or of timm, or from safetensors; executes nothing in the file."""
     check_file(path)
+    if Path(path).suffix != '.safetensors':
+        return clean_state_dict(read_state_dict(path))
     try:
-        return load_state_dict(path, use_ema=use_ema)
+        weights = load_state_dict(path)
     except DAMAGE as error:
         raise unreadable(path, error) from error
+    strange = next((name for name, value in weights.items() if value.is_complex() or value.is_quantized), None)
+    if strange is not None:
+        raise unreadable(path, ValueError(f'{strange} is of {weights[strange].dtype}'))
+    return weights
 
 
 def load_initial(model: nn.Module, path: str, new_head: bool = True) -> None:
@@ -132,7 +139,10 @@ def load_initial(model: nn.Module, path: str, new_head: bool = True) -> None:
     weights = read_weights(path)
     adapt = getattr(sys.modules[type(model).__module__], 'checkpoint_filter_fn', None)
     if adapt is not None:
-        weights = adapt(weights, model)
+        try:
+            weights = adapt(weights, model)
+        except DAMAGE as error:
+            raise WrongCheckpoint(f'{path} is a checkpoint of another model: {first_line(error)[:160]}') from error
     own = model.state_dict()
     head = model.pretrained_cfg.get('classifier')
     for name in (f'{head}.weight', f'{head}.bias'):
@@ -148,10 +158,12 @@ def load_fitted(model: nn.Module, weights: dict[str, torch.Tensor], origin: str)
     """Load weights that may be of another grid, which the models of this package fit to their own."""
     try:
         model.load_state_dict(weights, strict=True)
-    except (RuntimeError, ValueError) as error:
-        first, *more = [line.strip() for line in str(error).splitlines()][1:] or [str(error)]
+    except DAMAGE as error:
+        first, *more = [line.strip() for line in str(error).splitlines()][1:] or [first_line(error)]
         first = first if len(first) <= 160 else f'{first[:160]} …'
-        raise InputError(f'{origin} is a checkpoint of another model: {first}' + ' (and more)' * bool(more)) from error
+        raise WrongCheckpoint(
+            f'{origin} is a checkpoint of another model: {first}' + ' (and more)' * bool(more)
+        ) from error
 
 
 def load_exact(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:
@@ -168,7 +180,7 @@ def load_exact(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) 
     if wrong or extra:
         name = (wrong or extra)[0]
         there, here = (tuple(d[name].shape) if name in d else 'absent' for d in (weights, own))
-        raise InputError(
+        raise WrongCheckpoint(
             f'{origin} is a checkpoint of another model: {len(wrong) + len(extra)} weights differ, '
             f'the first is {name}, {there} there and {here} here'
         )

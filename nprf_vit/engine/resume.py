@@ -21,8 +21,14 @@ class Found:
     passed_over: dict[Path, str] = field(default_factory=dict)  # newer files and what is wrong with them; main rank
 
 
-def find_checkpoint(folder: Path, resume: str | None, config: Config, place: Place) -> Found:
-    """The main rank chooses, so that all ranks take the same file."""
+def find_checkpoint(
+    folder: Path, resume: str | None, config: Config, place: Place, known_bad: dict[Path, str] | None = None
+) -> Found:
+    """The main rank chooses, so that all ranks take the same file.
+
+    Args:
+        known_bad: Files that turned out to be wrong when a run was built from them, and in what.
+    """
 
     def check(content: dict[str, Any], origin: str) -> None:
         check_continues(content, origin, config.to_dict())
@@ -36,7 +42,7 @@ def find_checkpoint(folder: Path, resume: str | None, config: Config, place: Pla
     found = Found()
 
     def choose() -> tuple[str, int]:
-        path, found.content, found.passed_over = newest_good(folder, check)
+        path, found.content, found.passed_over = newest_good(folder, check, known_bad)
         return (str(path), found.content['step']) if found.content else ('', 0)
 
     found.path, step = place.from_main(choose)

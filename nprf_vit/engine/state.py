@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..data.seeding import derive_seed
-from ..errors import InputError
+from ..errors import InputError, first_line
 from .build import Training
-from .checkpoint import FORMAT
+from .checkpoint import DAMAGE, FORMAT, WrongCheckpoint
+from .checkpoint_schema import RUN, RUN_2, find_missing
 from .config import differences
 from .meter import LossMeter
 from .model import load_exact
+from .optimizer_state import expected_state, find_misfit
 
 
 @dataclass
@@ -76,25 +78,56 @@ def check_continues(content: dict[str, Any], origin: str, config: dict[str, Any]
     """Raise unless this is a checkpoint of a run with this configuration."""
     if 'optimizer' not in content:
         raise InputError(f'{origin} holds weights only: resume from last.pt, or start from it as initial_checkpoint')
+    missing = find_missing(content, RUN if content['format'] == 1 else RUN_2)
+    if missing:
+        raise WrongCheckpoint(f'cannot continue from {origin}: {missing}')
     changed = differences(content['config'], config)
     if changed:
-        raise InputError(f'{origin} belongs to another configuration: ' + '; '.join(changed[:8]))
+        raise InputError(f'{origin} belongs to another configuration: ' + '; '.join(c[:200] for c in changed[:8]))
 
 
 def restore(run: Training, meter: LossMeter, content: dict[str, Any], origin: str) -> Progress:
-    """Put a run, whose model has the checkpoint's weights already, back to where the checkpoint left it."""
+    """Put a run, whose model has the checkpoint's weights already, back to where the checkpoint left it.
+
+    WrongCheckpoint when it cannot be; the run is of no use then.
+    """
     step = content['step']
+    _check_progress(run, content, origin)
     if content['format'] > 1:
         _check_place(run, content, origin)
     if run.ema is not None:
         load_exact(run.ema.module, content['state_dict_ema'], origin)
-    run.optimizer.load_state_dict(content['optimizer'])
-    run.scaler.load_state_dict(content['scaler'])
+    expected = expected_state(run.optimizer)
+    try:
+        run.optimizer.load_state_dict(content['optimizer'])
+        run.scaler.load_state_dict(content['scaler'])
+    except DAMAGE as error:
+        raise WrongCheckpoint(f'cannot continue from {origin}: {first_line(error)[:200]}') from error
+    fault = find_misfit(run.optimizer, expected)
+    if fault:
+        raise WrongCheckpoint(f'cannot continue from {origin}: the state of the optimizer does not fit: {fault}')
     run.scheduler.step_update(step)
     meter.load_state_dict(content['meter'])
-    names = 'skipped', 'bad_images', 'failed_augmentations', 'unaugmented'
-    faults = {name: content[name] for name in names if name in content}  # older checkpoints lack the later ones
+    faults = {name: content[name] for name in ('skipped', 'bad_images') if name in content}
     return Progress(step, content['history'], content['best'], **faults)
+
+
+def _check_progress(run: Training, content: dict[str, Any], origin: str) -> None:
+    """Steps, epochs and rows as a run of this length can have them."""
+    step, history, best, metric = content['step'], content['history'], content['best'], run.config.eval_metric
+    into = step - len(history) * run.data.steps_per_epoch
+    if len(history) > run.config.epochs or not 0 <= into <= run.data.steps_per_epoch or step > run.total_steps:
+        raise WrongCheckpoint(
+            f'cannot continue from {origin}: {len(history)} epochs and step {step} of a run of {run.config.epochs} '
+            f'epochs with {run.data.steps_per_epoch} steps each'
+        )
+    rows = [*history, *([best] if best else [])]
+    if not all(type(row.get('epoch')) is int and type(row.get('step')) is int for row in rows):
+        raise WrongCheckpoint(f'cannot continue from {origin}: rows of its history have no epoch or step')
+    if best and type(best.get(metric)) not in (int, float):
+        raise WrongCheckpoint(f'cannot continue from {origin}: its best row has no {metric}')
+    if run.ema is not None and content['state_dict_ema'] is None:
+        raise WrongCheckpoint(f'cannot continue from {origin}: it has no moving average')
 
 
 def _check_place(run: Training, content: dict[str, Any], origin: str) -> None:
@@ -102,10 +135,10 @@ def _check_place(run: Training, content: dict[str, Any], origin: str) -> None:
     step, there = content['step'], content['position']
     here = _position(run, step)
     if there['images'] != here['images']:
-        raise InputError(
+        raise WrongCheckpoint(
             f'{origin} was written with {there["images"]} training images, and there are {here["images"]} now: '
             'the order of samples would change'
         )
     seeds = [model_seed(run.config.seed, step, rank) for rank in range(len(content['generators']))]
     if there != here or content['generators'] != seeds:
-        raise InputError(f'{origin} continues with other samples or random numbers than this version would draw')
+        raise WrongCheckpoint(f'{origin} continues with other samples or random numbers than this version would draw')

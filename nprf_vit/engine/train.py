@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import InputError
 from . import curves
 from .build import Training, build_training
+from .checkpoint import WrongCheckpoint
 from .config import Config
 from .distributed import Place
 from .loop import Loop
@@ -40,12 +41,7 @@ def train(
         check_output(folder, config, resume)
         if config.tensorboard and importlib.util.find_spec('tensorboard') is None:
             raise InputError('tensorboard: true needs the package tensorboard: install nprf_vit[tensorboard]')
-        found = find_checkpoint(folder, resume, config, place)
-        place.pulse.enter('starting')  # opening a large data set takes its time
-        run = build_training(config, place, weights=(found.content or {}).get('state_dict'), origin=found.path)
-        place.pulse.enter('starting')
-        meter = LossMeter(place)
-        progress = restore(run, meter, found.content, found.path) if found.content else Progress()
+        run, meter, progress, found = _begin(config, place, folder, resume)
         place.barrier()  # every rank has looked into the folder before one writes to it
         said = place.from_main(lambda: _prepare(run, progress, output, found, stack))
         loop = Loop(run, progress, meter, output, should_stop)
@@ -60,6 +56,27 @@ def train(
             return None
     loop.report.say(_closing(run, progress, folder))
     return progress.history[-1]
+
+
+def _begin(
+    config: Config, place: Place, folder: Path, resume: str | None
+) -> tuple[Training, LossMeter, Progress, Found]:
+    """A run at its beginning, or where its newest checkpoint left it that fits together; all ranks come to the same."""
+    wrong: dict[Path, str] = {}
+    while True:
+        found = find_checkpoint(folder, resume, config, place, wrong)
+        content = found.content or {}
+        place.pulse.enter('starting')  # opening a large data set takes its time
+        try:
+            run = build_training(config, place, weights=content.get('state_dict'), origin=found.path)
+            place.pulse.enter('starting')
+            meter = LossMeter(place)
+            progress = restore(run, meter, content, found.path) if content else Progress()
+            return run, meter, progress, found
+        except WrongCheckpoint as error:
+            if resume != 'auto' or not content:
+                raise
+            wrong[Path(found.path)] = str(error)
 
 
 def _prepare(run: Training, progress: Progress, output: Output, found: Found, stack: contextlib.ExitStack) -> list[str]:

@@ -21,7 +21,9 @@ def _ip(*args: str) -> None:
 class Nodes:
     """Namespaces with one interface each, named `cable` in both."""
 
-    def __init__(self) -> None:
+    def __init__(self, retries: int | None = None) -> None:
+        """`retries` is the kernel's tcp_retries2: how often it repeats what is not answered; None for its default."""
+        self.retries = retries
         tag = uuid.uuid4().hex[:6]
         self.names = [f'nprf{tag}{i}' for i in range(2)]
         self.tag = tag
@@ -49,6 +51,9 @@ class Nodes:
                 ('link', 'set', 'lo', 'up'),
             ):
                 _ip('-n', name, *args)
+            if self.retries is not None:
+                setting = f'echo {self.retries} > /proc/sys/net/ipv4/tcp_retries2'
+                subprocess.run(['ip', 'netns', 'exec', name, 'sh', '-c', setting], check=True)
 
     def cut(self) -> None:
         """Every packet is lost from now on, while the interfaces stay up, as with a dead switch."""
