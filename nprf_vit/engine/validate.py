@@ -76,4 +76,5 @@ def load_models(model: nn.Module, checkpoint: str, config: Config) -> dict[str, 
 
 def _ours(checkpoint: str) -> dict[str, Any] | None:
     content = read_checkpoint(checkpoint, any_format=True)
-    return content if content.get('format') == FORMAT and 'state_dict_ema' in content else None
+    ours = type(content.get('format')) is int and content['format'] == FORMAT and 'state_dict_ema' in content
+    return content if ours else None
