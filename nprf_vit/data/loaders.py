@@ -13,7 +13,7 @@ from .order import EvalBatches, TrainBatches
 from .samples import ATTEMPTS, EvalSamples, TrainSamples, Transform
 from .seeding import derive_seed, seeded
 from .sources import ImageSource
-from .workers import setup_worker
+from .workers import SafeLoader, batches_of_workers, setup_worker
 
 
 def _common(config: Any) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def _common(config: Any) -> dict[str, Any]:
     return {'num_workers': config.workers, 'pin_memory': pin, 'worker_init_fn': setup_worker}
 
 
-def train_loader(samples: TrainSamples, batches: TrainBatches, config: Any) -> DataLoader:
-    return DataLoader(
+def train_loader(samples: TrainSamples, batches: TrainBatches, config: Any) -> SafeLoader:
+    return SafeLoader(
         samples,
         batch_sampler=batches,
         persistent_workers=config.workers > 0,
@@ -31,10 +31,10 @@ def train_loader(samples: TrainSamples, batches: TrainBatches, config: Any) -> D
     )
 
 
-def eval_loader(source: ImageSource, transform: Transform, config: Any, rank: int, world: int) -> DataLoader:
+def eval_loader(source: ImageSource, transform: Transform, config: Any, rank: int, world: int) -> SafeLoader:
     batches = EvalBatches(len(source), config.eval_batch, rank, world)
     generator = torch.Generator().manual_seed(config.seed)
-    return DataLoader(EvalSamples(source, transform), batch_sampler=batches, generator=generator, **_common(config))
+    return SafeLoader(EvalSamples(source, transform), batch_sampler=batches, generator=generator, **_common(config))
 
 
 class _StreamTransform:
@@ -89,13 +89,13 @@ class StreamLoader:
         self.generator.manual_seed(derive_seed(self.seed, 'stream order', epoch, self.rank))
 
     def __iter__(self) -> Iterator[list[torch.Tensor]]:
-        return iter(self.loader)
+        return batches_of_workers(self.loader.__iter__)
 
     def full_batches(self) -> Iterator[list[torch.Tensor]]:
         """Batches of full size for ever: shards are uneven, and every rank must take the same number of steps."""
         while True:
             found = 0
-            for images, targets in self.loader:
+            for images, targets in self:
                 if len(images) == self.loader.batch_size:
                     found += 1
                     yield [images, targets]

@@ -1,15 +1,22 @@
-"""Loader workers that leave with their parent, not before it and not after."""
+"""Loader workers that leave with their parent, not before it and not after; and a parent that survives theirs."""
 
 import atexit
 import ctypes
 import functools
+import itertools
 import multiprocessing
 import os
 import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
+from ..errors import Exit, RunError, in_one_line
 from ..processes import die_with_parent
 
 _leaving = multiprocessing.RawValue(ctypes.c_bool, False)
@@ -47,3 +54,82 @@ def _follow_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:  # it died before the request was made
         os._exit(1)
+
+
+class WorkerLost(RunError):
+    """A worker was killed from outside: another start may go well."""
+
+    exit_code = Exit.PREEMPTED
+
+
+class SafeLoader(DataLoader):
+    """A DataLoader by index that brings every batch even if a worker is killed; `lost` is true from then on.
+
+    The rest is read in this process: slow, but the ranks can finish their step together, write a checkpoint and
+    leave, which is up to whoever looks at `lost`.
+    """
+
+    lost = False
+
+    def __iter__(self) -> Iterator[Any]:
+        count = 0
+        if not self.lost:
+            try:
+                for batch in batches_of_workers(super().__iter__):
+                    count += 1
+                    yield batch
+                return
+            except WorkerLost as error:
+                self.lost = True
+                print(in_one_line(error), file=sys.stderr, flush=True)
+        for keys in itertools.islice(self.batch_sampler, count, None):
+            yield self.collate_fn([self.dataset[key] for key in keys])
+
+
+def batches_of_workers(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """What a DataLoader's iterator brings; WorkerLost, and never in the middle of something else, if a worker dies.
+
+    torch has a signal handler raise the error wherever the main thread is, half-way through an update for example. The
+    iterator notices a dead worker by itself, within five seconds.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGCHLD)
+    batches = start()
+    if in_main:
+        signal.signal(signal.SIGCHLD, before if before is not None else signal.SIG_DFL)
+    workers = multiprocessing.active_children()
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except (RuntimeError, OSError, EOFError) as error:
+            if str(error).startswith('Caught ') or not _any_dead(workers):  # the worker's own error, or another one
+                raise
+            raise WorkerLost(_describe(workers)) from error
+        yield batch
+
+
+def _any_dead(workers: list[Any]) -> bool:
+    """Whether one has ended; a connection may break a moment before its process is gone."""
+    deadline = time.monotonic() + 2
+    while not any(worker.exitcode for worker in workers):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+_REASONS = {
+    signal.SIGKILL: 'most likely by the kernel for lack of memory: fewer workers need less',
+    signal.SIGBUS: 'most likely for lack of shared memory: enlarge /dev/shm, or use fewer workers',
+    signal.SIGSEGV: 'a crash, most likely in an image decoder',
+}
+
+
+def _describe(workers: list[Any]) -> str:
+    pid, code = next((worker.pid, worker.exitcode) for worker in workers if worker.exitcode)
+    if code > 0:
+        return f'loader worker {pid} ended with exit code {code}'
+    reason = _REASONS.get(-code, 'by another process')
+    return f'loader worker {pid} was killed by {signal.Signals(-code).name}, {reason}'

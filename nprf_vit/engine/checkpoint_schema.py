@@ -71,6 +71,8 @@ _PARTS: dict[str, Check] = {
     'metrics': _ROW,
     'skipped': _fields(total=_count, epoch=_count, in_a_row=_count),
     'bad_images': _dict(_count, _text),
+    'failed_augmentations': _count,
+    'unaugmented': _dict(_count, _text),
     'meter': _fields(sums=_fields(**dict.fromkeys(_SPANS, _number)), counts=_fields(**dict.fromkeys(_SPANS, _count))),
     'state_dict': _WEIGHTS,
     'state_dict_ema': _optional(_WEIGHTS),

@@ -85,8 +85,13 @@ class Loop:
         return not stop
 
     def _wishes(self, done: int) -> tuple[bool, bool]:
-        stop = self.should_stop is not None and self.should_stop(done)
-        return stop, self.saver.due(done)
+        return self._asked_to_stop(done), self.saver.due(done)
+
+    def _asked_to_stop(self, done: int) -> bool:
+        """By `should_stop`, or by the loss of a loader worker, which a new start replaces."""
+        loaders = self.run.data.loader, self.run.evaluation and self.run.evaluation.batches
+        lost = any(getattr(loader, 'lost', False) for loader in loaders)
+        return lost or (self.should_stop is not None and self.should_stop(done))
 
     def _note(self, outcome: Outcome) -> None:
         for text in self.faults.note(outcome):
@@ -187,7 +192,7 @@ class Loop:
 
     def _interrupted(self) -> bool:
         """Whether this rank or another is asked to stop: ranks have different numbers of batches to agree after."""
-        if self.should_stop is not None and self.should_stop(self.progress.step):
+        if self._asked_to_stop(self.progress.step):
             self.run.place.tell('stop')
             return True
         return self.run.place.told('stop')

@@ -1,9 +1,11 @@
-"""train.py with a fault in one rank at one step, once: python faulty.py CONFIG OUTPUT poison|die|hang|stop RANK STEP
+"""train.py with a fault in one rank at one step, once: python faulty.py CONFIG OUTPUT FAULT RANK STEP
 
-RANK may be several, as in 2,3. A fault leaves a mark beside OUTPUT, so that a restarted group goes on without.
+FAULT is poison, die, hang, stop, or worker, the death of one of the rank's loader workers. RANK may be several, as in
+2,3. A fault leaves a mark beside OUTPUT, so that a restarted group goes on without.
 """
 
 import math
+import multiprocessing
 import os
 import signal
 import sys
@@ -28,6 +30,9 @@ def install(output: Path) -> None:
         if FAULT == 'poison':
             return (images * math.nan if calls[step] == 2 else images), targets
         mark.touch()
+        if FAULT == 'worker':
+            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+            return images, targets
         if FAULT == 'hang':
             time.sleep(3600)
         os.kill(os.getpid(), signal.SIGKILL if FAULT == 'die' else signal.SIGSTOP)
