@@ -71,11 +71,15 @@ class SafeLoader(DataLoader):
 
     lost = False
 
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.workers: list[Any] = []  # those of all passes: they may live on from one to the next
+
     def __iter__(self) -> Iterator[Any]:
         count = 0
         if not self.lost:
             try:
-                for batch in batches_of_workers(super().__iter__):
+                for batch in batches_of_workers(super().__iter__, self.workers):
                     count += 1
                     yield batch
                 return
@@ -86,27 +90,50 @@ class SafeLoader(DataLoader):
             yield self.collate_fn([self.dataset[key] for key in keys])
 
 
-def batches_of_workers(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+def batches_of_workers(start: Callable[[], Iterator[Any]], workers: list[Any] | None = None) -> Iterator[Any]:
     """What a DataLoader's iterator brings; WorkerLost, and never in the middle of something else, if a worker dies.
 
     torch has a signal handler raise the error wherever the main thread is, half-way through an update for example. The
     iterator notices a dead worker by itself, within five seconds.
     """
-    in_main = threading.current_thread() is threading.main_thread()
+    workers = [] if workers is None else workers
+    try:
+        batches = _without_handler(start)
+        workers[:] = {id(w): w for w in (*workers, *multiprocessing.active_children())}.values()
+        yield from _separately(batches)
+    except _Failed as failed:
+        error = failed.error
+        if str(error).startswith('Caught ') or not _any_dead(workers):  # the worker's own error, or another one
+            raise error from None
+        raise WorkerLost(_describe(workers)) from error
+
+
+class _Failed(Exception):
+    """An error of the iterator, as opposed to one of whoever takes its batches."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+
+def _without_handler(start: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     before = signal.getsignal(signal.SIGCHLD)
-    batches = start()
-    if in_main:
-        signal.signal(signal.SIGCHLD, before if before is not None else signal.SIG_DFL)
-    workers = multiprocessing.active_children()
+    try:
+        return start()
+    except (RuntimeError, OSError, EOFError) as error:
+        raise _Failed(error) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, before if before is not None else signal.SIG_DFL)
+
+
+def _separately(batches: Iterator[Any]) -> Iterator[Any]:
     while True:
         try:
             batch = next(batches)
         except StopIteration:
             return
         except (RuntimeError, OSError, EOFError) as error:
-            if str(error).startswith('Caught ') or not _any_dead(workers):  # the worker's own error, or another one
-                raise
-            raise WorkerLost(_describe(workers)) from error
+            raise _Failed(error) from error
         yield batch
 
 

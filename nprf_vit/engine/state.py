@@ -108,7 +108,8 @@ def restore(run: Training, meter: LossMeter, content: dict[str, Any], origin: st
         raise WrongCheckpoint(f'cannot continue from {origin}: the state of the optimizer does not fit: {fault}')
     run.scheduler.step_update(step)
     meter.load_state_dict(content['meter'])
-    faults = {name: content[name] for name in ('skipped', 'bad_images') if name in content}
+    names = ('skipped', 'bad_images', 'failed_augmentations', 'unaugmented')
+    faults = {name: content[name] for name in names if name in content}  # older checkpoints lack the later ones
     return Progress(step, content['history'], content['best'], **faults)
 
 

@@ -42,6 +42,16 @@ def test_every_batch_comes_once_and_in_order(trap, capfd):
     assert len(list(safe)) == 10  # and again, without workers
 
 
+def test_one_that_dies_between_two_passes(capfd):
+    batches = [[i] for i in range(4)]
+    options = {'num_workers': 1, 'worker_init_fn': setup_worker, 'persistent_workers': True}
+    safe = SafeLoader(Numbers(None), batch_sampler=batches, **options)
+    assert len(list(safe)) == 4
+    os.kill(safe.workers[0].pid, signal.SIGKILL)
+    assert [batch.item() for batch in safe] == [0, 1, 2, 3]
+    assert 'was killed by SIGKILL' in capfd.readouterr().err
+
+
 def test_the_reason_follows_from_the_signal(capfd):
     assert len(list(loader(3, signal.SIGUSR2))) == 10
     assert 'was killed by SIGUSR2, by another process' in capfd.readouterr().err
