@@ -80,7 +80,7 @@ def test_a_stream_cannot_go_on_but_a_new_start_can():
     assert caught.value.exit_code == Exit.PREEMPTED
 
 
-@pytest.mark.parametrize('processes', [1, 2])
+@pytest.mark.parametrize('processes', [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_leaves_with_a_checkpoint_and_continues(scans, tmp_path, processes):
     """One worker of one rank is killed in its first epoch; the group stops at the same step."""
     file = config_file(tmp_path, **{**scans, 'workers': 2, 'batch_size': 16, 'recovery_interval': 0})
