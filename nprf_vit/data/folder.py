@@ -38,14 +38,17 @@ def split_folder(root: Path, split: str) -> Path:
 def open_folder(root: str, split: str, mode: str) -> ImageDataset:
     """An ImageFolder (or tar) as timm reads it, checked: no flat folder, no empty class, at least one image."""
     base = Path(root)
-    if not base.exists():
-        raise InputError(f'the data folder {root} does not exist')
-    path = split_folder(base, split)
-    if path.is_file() and path.suffix == '.tar':
-        reader: Reader = open_tar(path)
-    else:
-        reader = FolderReader(path)
-        _check_classes(path, reader)
+    try:
+        if not base.exists():
+            raise InputError(f'the data folder {root} does not exist')
+        path = split_folder(base, split)
+        if path.is_file() and path.suffix == '.tar':
+            reader: Reader = open_tar(path)
+        else:
+            reader = FolderReader(path)
+            _check_classes(path, reader)
+    except OSError as error:
+        raise InputError(f'cannot read the data folder {root}: {printable(str(error))}') from error
     return ImageDataset(str(path), reader=reader, input_img_mode=mode)
 
 
