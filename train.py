@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from nprf_vit.command import check_path, run_command
-from nprf_vit.engine.config_file import load_config, override
-from nprf_vit.engine.config_reference import as_help
-from nprf_vit.engine.distributed import process_group
-from nprf_vit.engine.dry_run import dry_run
+from nprf_vit.config.reference import as_help
+from nprf_vit.config.yaml_file import load_config, override
+from nprf_vit.engine.distributed.process_group import process_group
+from nprf_vit.engine.dry_run.run import dry_run
 from nprf_vit.engine.preemption import Preemption
 from nprf_vit.engine.train import train
 from nprf_vit.errors import Exit, InputError, RunError, exit_with

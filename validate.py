@@ -4,8 +4,8 @@ import argparse
 import sys
 
 from nprf_vit.command import check_path, run_command
-from nprf_vit.engine.config_file import load_config, make_config, override
-from nprf_vit.engine.distributed import process_group
+from nprf_vit.config.yaml_file import load_config, make_config, override
+from nprf_vit.engine.distributed.process_group import process_group
 from nprf_vit.engine.validate import validate
 from nprf_vit.errors import Exit, InputError, RunError, exit_with
 from nprf_vit.processes import print_any_name

@@ -18,7 +18,7 @@ from benchmarks.layer import Layer, plain_fft
 from benchmarks.measure import interleave, peak_memory, ratio
 from benchmarks.report import Report, options, save_figure
 from nprf_vit.ops import choose_backend, kernel_attention
-from nprf_vit.ops.cost import fitted_fft_point
+from nprf_vit.ops.dispatch import fitted_fft_point
 
 M, D = 32, 64
 BOTH = 192**2  # up to here direct and fft are both timed, beyond only the one that auto takes

@@ -14,8 +14,8 @@ import torch
 import nprf_vit  # noqa: F401  registers the models
 from benchmarks.report import Report, options
 from benchmarks.zoo import count_flops
-from nprf_vit.engine.config import Config
-from nprf_vit.engine.config_file import load_config
+from nprf_vit.config.schema import Config
+from nprf_vit.config.yaml_file import load_config
 from nprf_vit.engine.model import build_model
 
 ROOT = Path(__file__).parent.parent

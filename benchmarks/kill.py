@@ -22,9 +22,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nprf_vit.engine.checkpoint import checkpoints, read_checkpoint
-from nprf_vit.engine.checksum import checksum
-from nprf_vit.engine.output import read_rows
+from nprf_vit.engine.checkpoint.checksum import checksum
+from nprf_vit.engine.checkpoint.file import checkpoints, read_checkpoint
+from nprf_vit.engine.output.folder import read_rows
 from nprf_vit.errors import InputError
 
 from .report import Report, fresh_folder

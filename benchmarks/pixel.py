@@ -23,8 +23,8 @@ from tqdm import tqdm
 import nprf_vit  # noqa: F401  registers the models
 from benchmarks.measure import interleave, peak_memory, ratio
 from benchmarks.report import Report, options, save_figure
-from nprf_vit.models.decoder import PixelDecoder
 from nprf_vit.models.pixel import to_raster
+from nprf_vit.models.pixel_generation import PixelDecoder
 
 NPRF, PRF, SOFTMAX = 'nprf_pixel_imagenet32', 'prf_pixel_imagenet32', 'softmax_pixel_imagenet32'
 

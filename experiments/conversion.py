@@ -17,11 +17,11 @@ from benchmarks.report import save_figure
 from experiments.command import main
 from experiments.runs import Lab, Run, Table, passed, quiet
 from experiments.variants import long_runs
-from nprf_vit.convert import convert
+from nprf_vit import convert
+from nprf_vit.config.schema import Config
+from nprf_vit.config.yaml_file import override
 from nprf_vit.engine.build import build_evaluation
-from nprf_vit.engine.config import Config
-from nprf_vit.engine.config_file import override
-from nprf_vit.engine.evaluate import evaluate
+from nprf_vit.engine.eval_loop import evaluate
 from nprf_vit.engine.model import build_model, load_exact, read_weights
 from nprf_vit.models import KernelVisionTransformer
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nprf_vit.data.digits import LEVELS, Digits
+from nprf_vit.data.datasets.digits import LEVELS, Digits
 
 PRIOR = (
     0.1  # added to every count; the best of 0.1, 0.3, 0.5 and 1 on the validation images, so the baseline is generous

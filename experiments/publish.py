@@ -10,8 +10,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from nprf_vit.engine.checkpoint import read_checkpoint
-from nprf_vit.engine.config_file import dump_config, load_config, override
+from nprf_vit.config.yaml_file import dump_config, load_config, override
+from nprf_vit.engine.checkpoint.file import read_checkpoint
 
 WEIGHTS, SUMS = 'model.safetensors', 'SHA256SUMS'
 

@@ -15,7 +15,7 @@ from benchmarks.report import save_figure
 from experiments.command import main
 from experiments.runs import Lab, Run, Table, passed, quiet, said
 from experiments.variants import DEIT, runs
-from nprf_vit.engine.config import Config
+from nprf_vit.config.schema import Config
 from nprf_vit.engine.validate import validate
 
 SEEDS = 1

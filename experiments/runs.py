@@ -20,11 +20,11 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.report import Report
-from nprf_vit.data.sources import open_source
-from nprf_vit.engine.config import Config
-from nprf_vit.engine.config_file import load_config, override
-from nprf_vit.engine.distributed import process_group
-from nprf_vit.engine.output import check_output, read_rows
+from nprf_vit.config.schema import Config
+from nprf_vit.config.yaml_file import load_config, override
+from nprf_vit.data.datasets.images import open_source
+from nprf_vit.engine.distributed.process_group import process_group
+from nprf_vit.engine.output.folder import check_output, read_rows
 from nprf_vit.engine.train import train
 
 ROOT = Path(__file__).parent.parent

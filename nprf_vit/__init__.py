@@ -1,5 +1,5 @@
 from . import models
-from .convert import convert
+from .models.conversion import convert
 from .version import __version__
 
 __all__ = ['__version__', 'convert', 'models']

@@ -25,7 +25,7 @@ import torch
 from tqdm import tqdm
 
 from .errors import first_line
-from .ops import cost, draw_projection, feature_map, kernel_attention, reference
+from .ops import dispatch, draw_projection, feature_map, kernel_attention, reference
 from .version import __version__
 
 # What docs/backends.md promises: of Σ_j a_ij|v_j| on every output element, and of the norm of each gradient.
@@ -173,8 +173,8 @@ def first_fft(point: float) -> int:
     """Side of the smallest square grid on which the cost model takes fft, were FFT_POINT what is given."""
 
     def faster(side):
-        costs = cost.count((side, side), TIMED_M, TIMED_D)
-        return costs['fft'] * point / cost.FFT_POINT < costs['direct']
+        costs = dispatch.count((side, side), TIMED_M, TIMED_D)
+        return costs['fft'] * point / dispatch.FFT_POINT < costs['direct']
 
     return next(side for side in itertools.count(2) if faster(side))
 
@@ -212,15 +212,15 @@ def time_backends(
     fitted = {}
     for side, seconds in table.items():
         served = {name: s for name, s in seconds.items() if name not in ('window', 'linear')}
-        auto = cost.choose_backend((side, side), TIMED_M, TIMED_D, False, True)
+        auto = dispatch.choose_backend((side, side), TIMED_M, TIMED_D, False, True)
         cells = ''.join(f'{seconds[name] * 1e3:>10.2f}' for name in names)
         print(f'  {f"{side}x{side}":<10}{cells}   {min(served, key=served.get):<22} {auto}')
         fft, direct = seconds['fft'], seconds['direct']
-        fitted[abs(math.log(fft / direct))] = cost.fitted_fft_point((side, side), TIMED_M, TIMED_D, fft, direct)
+        fitted[abs(math.log(fft / direct))] = dispatch.fitted_fft_point((side, side), TIMED_M, TIMED_D, fft, direct)
     print(f'  window: a bias constant beyond {RADIUS} tokens; linear: no bias')
     point = statistics.geometric_mean([fitted[key] for key in sorted(fitted)[:2]])
-    here, built_in = first_fft(point), first_fft(cost.FFT_POINT)
-    print(f'  FFT_POINT {cost.FFT_POINT} in use (nprf_vit/ops/cost.py): auto takes fft from {built_in}x{built_in} on')
+    here, built_in = first_fft(point), first_fft(dispatch.FFT_POINT)
+    print(f'  FFT_POINT {dispatch.FFT_POINT} in use (ops/dispatch.py): auto takes fft from {built_in}x{built_in} on')
     print(f'  FFT_POINT {point:.1f} measured here: it would from {here}x{here} on', end='')
     print('' if min(fitted) < math.log(3) else ' (rough: no size timed has the two within a factor of 3)')
     times = [Finding(device, b, 'seconds', f'{side}x{side}', s) for side in table for b, s in table[side].items()]

@@ -15,14 +15,15 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from .data.decode import decode, open_image, reading
-from .engine.atomic import replace_file
-from .engine.checkpoint import read_checkpoint
-from .engine.config_file import make_config
-from .engine.distributed import process_group
+from nprf_vit.config.yaml_file import make_config
+from nprf_vit.data.image_file import decode, open_image, reading
+from nprf_vit.engine.checkpoint.file import read_checkpoint
+from nprf_vit.engine.distributed.process_group import process_group
+from nprf_vit.engine.output.atomic_file import replace_file
+from nprf_vit.models.pixel_generation import PixelDecoder
+
 from .engine.model import build_model, load_exact
 from .errors import Exit, InputError, NotSaved, RunError, exit_with
-from .models.decoder import PixelDecoder
 from .models.pixel import PixelTransformer, from_raster, to_raster
 from .processes import print_any_name
 

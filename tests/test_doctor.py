@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from nprf_vit import doctor
-from nprf_vit.engine.output import read_rows
-from nprf_vit.ops import cost
+from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.ops import dispatch
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_not_a_number_is_not_sound(monkeypatch):
 
 
 def test_the_fitted_constant_reproduces_the_model():
-    costs = cost.count((48, 48), 32, 64)
-    point = cost.fitted_fft_point((48, 48), 32, 64, fft_seconds=2 * costs['fft'], direct_seconds=costs['direct'])
-    assert point == pytest.approx(2 * cost.FFT_POINT)
-    assert doctor.first_fft(cost.FFT_POINT) < doctor.first_fft(point)
+    costs = dispatch.count((48, 48), 32, 64)
+    point = dispatch.fitted_fft_point((48, 48), 32, 64, fft_seconds=2 * costs['fft'], direct_seconds=costs['direct'])
+    assert point == pytest.approx(2 * dispatch.FFT_POINT)
+    assert doctor.first_fft(dispatch.FFT_POINT) < doctor.first_fft(point)

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 import nprf_vit  # noqa: F401  registers the models
-from nprf_vit.engine.config_file import make_config
+from nprf_vit.config.yaml_file import make_config
 from nprf_vit.errors import Exit, InputError
-from nprf_vit.models.decoder import PixelDecoder
 from nprf_vit.models.pixel import to_raster
+from nprf_vit.models.pixel_generation import PixelDecoder
 from nprf_vit.sample import choose, draw_grid, generate, load_model, main
 
 from .engine.running import in_child

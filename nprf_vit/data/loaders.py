@@ -8,11 +8,12 @@ import torch
 from timm.data.dataset import IterableImageDataset
 from torch.utils.data import DataLoader, get_worker_info
 
+from nprf_vit.data.datasets.images import ImageSource
+
 from ..errors import BadImage, InputError, first_line
-from .order import EvalBatches, TrainBatches
+from .sample_order import EvalBatches, TrainBatches
 from .samples import ATTEMPTS, EvalSamples, TrainSamples, Transform
 from .seeding import derive_seed, seeded
-from .sources import ImageSource
 from .workers import SafeLoader, batches_of_workers, setup_worker
 
 

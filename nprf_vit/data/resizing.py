@@ -6,7 +6,7 @@ import torch
 from timm.data.transforms import ResizeKeepRatio
 from torchvision.transforms import Resize
 
-from .decode import check_pixels
+from .image_file import check_pixels
 from .samples import Transform
 
 _KINDS = (Resize, ResizeKeepRatio)

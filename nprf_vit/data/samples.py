@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, Subset
 
+from nprf_vit.data.datasets.images import ImageSource
+
 from ..errors import BadImage, RunError, first_line, printable
-from .order import Key
+from .sample_order import Key
 from .seeding import derive_seed, seeded
-from .sources import ImageSource
 
 Transform = Callable[[Any], torch.Tensor]
 ATTEMPTS = 64  # with half of all images unreadable, one in 10^19 samples finds no stand-in

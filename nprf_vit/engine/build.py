@@ -11,22 +11,23 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, Subset
 
-from ..data.batches import BatchPlan, plan_batches
-from ..data.folder import check_same_classes
+from nprf_vit.config.schema import Config
+from nprf_vit.data.batch_plan import BatchPlan, plan_batches
+from nprf_vit.data.datasets.folder import check_same_classes
+from nprf_vit.data.datasets.images import ImageSource
+from nprf_vit.data.datasets.pixels import published_count
+from nprf_vit.data.datasets.real_labels import RealLabels
+from nprf_vit.data.fixed_length_epochs import SpanBatches
+from nprf_vit.data.sample_order import SampleOrder, TrainBatches
+from nprf_vit.engine.distributed.process_group import Place
+from nprf_vit.engine.tasks.build import build_task, build_transform, open_images, synthetic_samples
+from nprf_vit.engine.tasks.classification import Task
+
 from ..data.loaders import StreamLoader, eval_loader, train_loader
-from ..data.order import SampleOrder, TrainBatches
-from ..data.pixels import published_count
-from ..data.real_labels import RealLabels
 from ..data.samples import TrainSamples
-from ..data.sources import ImageSource
-from ..data.spans import SpanBatches
 from ..errors import InputError
-from .config import Config
-from .distributed import Place
-from .inputs import build_task, build_transform, open_images, synthetic_samples
 from .model import build_model, load_exact
-from .optimization import build_autocast, build_ema, build_optimizer, build_scaler, build_scheduler
-from .task import Task
+from .optimizer import build_autocast, build_ema, build_optimizer, build_scaler, build_scheduler
 
 
 @dataclass

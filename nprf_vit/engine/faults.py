@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+from nprf_vit.engine.checkpoint.state import Progress
+from nprf_vit.engine.output.folder import write_rows
+from nprf_vit.engine.output.line_log import SkipLog
+
 from ..data.samples import is_augmentation
 from ..errors import RunError
 from .build import Training
-from .line_log import SkipLog
-from .output import write_rows
-from .state import Progress
-from .step import Outcome
+from .train_step import Outcome
 
 LISTED = 100  # failed augmentations that are named: unlike unreadable files, there may be new ones for ever
 MAX_UNAUGMENTED = 0.01  # of all samples so far; more is another augmentation than the configured one

@@ -6,18 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nprf_vit.config.schema import Config
+from nprf_vit.engine.checkpoint.file import WrongCheckpoint
+from nprf_vit.engine.checkpoint.resume import Found, find_checkpoint, restarted
+from nprf_vit.engine.checkpoint.state import Progress, restore
+from nprf_vit.engine.distributed.process_group import Place
+from nprf_vit.engine.output.folder import Output, check_output, check_space
+from nprf_vit.engine.output.report import model_title, results_table
+
 from ..errors import InputError
-from . import curves
 from .build import Training, build_training
-from .checkpoint import WrongCheckpoint
-from .config import Config
-from .distributed import Place
-from .loop import Loop
-from .meter import LossMeter
-from .output import Output, check_output, check_space
-from .report import model_title, results_table
-from .resume import Found, find_checkpoint, restarted
-from .state import Progress, restore
+from .loss_meter import LossMeter
+from .output import curves
+from .train_loop import Loop
 
 
 def train(

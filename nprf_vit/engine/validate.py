@@ -7,16 +7,17 @@ from typing import Any
 
 from torch import nn
 
+from nprf_vit.config.schema import Config
+from nprf_vit.engine.checkpoint.file import FORMAT, check_file, read_checkpoint
+from nprf_vit.engine.distributed.process_group import Place
+from nprf_vit.engine.output.provenance import provenance
+from nprf_vit.engine.output.report import results_table
+from nprf_vit.engine.output.result_file import ResultFile
+
 from ..errors import InputError, NotSaved
 from .build import build_evaluation
-from .checkpoint import FORMAT, check_file, read_checkpoint
-from .config import Config
-from .distributed import Place
-from .evaluate import evaluate
+from .eval_loop import evaluate
 from .model import build_model, load_exact, load_fitted, load_initial, read_weights
-from .provenance import provenance
-from .report import results_table
-from .result_file import ResultFile
 
 
 def validate(

@@ -12,8 +12,8 @@ from torch import nn
 
 from nprf_vit.ops import draw_projection, feature_map, kernel_attention
 from nprf_vit.ops.attention import BACKENDS
+from nprf_vit.ops.backends.dense import dense_kernel_attention
 
-from .dense import dense_kernel_attention
 from .rel_pos import RelPosBias, check_grid_size, extend_window
 
 KERNELS = ('prf', 'orf', 'sphere', 'trf', 'elu', 'softmax')

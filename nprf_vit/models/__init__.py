@@ -1,5 +1,5 @@
-from .decoder import PixelDecoder
 from .kernel_deit import KernelVisionTransformer
 from .pixel import PixelTransformer
+from .pixel_generation import PixelDecoder
 
 __all__ = ['KernelVisionTransformer', 'PixelDecoder', 'PixelTransformer']

@@ -17,7 +17,7 @@ from nprf_vit.layers import KernelBlock, RelPosBias
 from nprf_vit.layers.attention import check_kernel
 from nprf_vit.layers.rel_pos import check_extend, check_grid_size
 
-from .loading import adapt_state_dict, resize_pos_embed
+from .state_dicts import adapt_state_dict, resize_pos_embed
 
 __all__ = ['KernelVisionTransformer']  # register_model adds the entry points
 

@@ -1,9 +1,9 @@
 import torch as _torch
 
 from .attention import kernel_attention
-from .cost import choose_backend
+from .decode import DecodeState
+from .dispatch import choose_backend
 from .features import draw_projection, feature_map
-from .step import DecodeState
 from .toeplitz import toeplitz_matmul
 
 __all__ = [

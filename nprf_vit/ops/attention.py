@@ -6,8 +6,9 @@
 import torch
 from torch.autograd.forward_ad import unpack_dual
 
-from . import flex, step
-from .attend import attend
+from .backends import flex
+from .custom_op import attend
+from .decode import decode_sequence
 from .offsets import extend_table
 from .precision import check_alike, without_autocast
 
@@ -52,7 +53,7 @@ def kernel_attention(
         table = bias if far is None else extend_table(bias, far, height, width)
     if backend == 'step':
         _check_no_grad(phi_q, phi_k, v, table)
-        return step.decode(phi_q, phi_k, v, None if table is None else table[:, 0], positive)
+        return decode_sequence(phi_q, phi_k, v, None if table is None else table[:, 0], positive)
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     with without_autocast(v):
         args = phi_q.to(dtype), phi_k.to(dtype), v.to(dtype)

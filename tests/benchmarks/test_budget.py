@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import budget
 from benchmarks.zoo import count
-from nprf_vit.engine.config_file import load_config
+from nprf_vit.config.yaml_file import load_config
 
 
 def test_quick_run_writes_a_row(tmp_path, capsys):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from experiments.histogram import histogram_bits
-from nprf_vit.engine.checkpoint import read_checkpoint
-from nprf_vit.engine.config_file import load_config
+from nprf_vit.config.yaml_file import load_config
+from nprf_vit.engine.checkpoint.file import read_checkpoint
 from nprf_vit.engine.train import train
 from tests.engine.running import ONE
 

@@ -6,10 +6,10 @@ import pytest
 import timm
 import torch
 
-from nprf_vit.data.batches import plan_batches
-from nprf_vit.engine.config_file import load_config
-from nprf_vit.engine.optimization import build_optimizer, build_scheduler
-from nprf_vit.engine.paper import PAPER_BITS
+from nprf_vit.config.yaml_file import load_config
+from nprf_vit.data.batch_plan import plan_batches
+from nprf_vit.engine.optimizer import build_optimizer, build_scheduler
+from nprf_vit.engine.output.paper_results import PAPER_BITS
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs' / 'imagenet32'
 NAMES = ('nprf_pixel_imagenet32', 'prf_pixel_imagenet32', 'softmax_pixel_imagenet32')

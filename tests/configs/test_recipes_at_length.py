@@ -22,10 +22,10 @@ import pytest
 import timm
 import torch
 
+from nprf_vit.config.yaml_file import dump_config, load_config, override
 from nprf_vit.engine.build import build_training
-from nprf_vit.engine.checkpoint import read_checkpoint
-from nprf_vit.engine.config_file import dump_config, load_config, override
-from nprf_vit.engine.output import read_rows
+from nprf_vit.engine.checkpoint.file import read_checkpoint
+from nprf_vit.engine.output.folder import read_rows
 
 from ..engine.running import ONE, ROOT, assert_same_end, launch, wait_for
 from .photographs import photograph_folder, piece

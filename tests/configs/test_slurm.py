@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nprf_vit.engine.checkpoint import read_checkpoint
+from nprf_vit.engine.checkpoint.file import read_checkpoint
 
 from ..data.folders import CLASSES, digit_folder
 from ..engine.running import config_file, wait_for

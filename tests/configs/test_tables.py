@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from nprf_vit.data.batches import plan_batches
-from nprf_vit.engine.config_file import load_config
-from nprf_vit.engine.paper import PAPER
+from nprf_vit.config.yaml_file import load_config
+from nprf_vit.data.batch_plan import plan_batches
+from nprf_vit.engine.output.paper_results import PAPER
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
 IMAGENET = CONFIGS / 'imagenet1k'

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nprf_vit.data.digits import Digits
+from nprf_vit.data.datasets.digits import Digits
 
 CLASSES = 4
 

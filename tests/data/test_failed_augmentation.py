@@ -5,10 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
+from nprf_vit.data.datasets.images import ImageSource
 from nprf_vit.data.loaders import _StreamTransform
 from nprf_vit.data.samples import ATTEMPTS, EvalSamples, TrainSamples, is_augmentation
 from nprf_vit.data.seeding import derive_seed, seeded
-from nprf_vit.data.sources import ImageSource
 from nprf_vit.errors import BadImage, RunError
 
 FAILURES = ValueError('bits must be 1 to 8'), MemoryError(), OSError('broken'), RuntimeError('x'), AssertionError()

@@ -4,9 +4,9 @@ import pytest
 from PIL import Image
 from timm.data import create_transform
 
+from nprf_vit.data.datasets.images import ImageSource
 from nprf_vit.data.resizing import BoundedTransform, resized
 from nprf_vit.data.samples import EvalSamples
-from nprf_vit.data.sources import ImageSource
 from nprf_vit.errors import BadImage
 
 from .limits import run_limited

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from nprf_vit.data.batches import plan_batches
-from nprf_vit.data.digits import LEVELS, Digits
+from nprf_vit.config.yaml_file import make_config
+from nprf_vit.data.batch_plan import plan_batches
+from nprf_vit.data.datasets.digits import LEVELS, Digits
+from nprf_vit.data.datasets.images import open_source
 from nprf_vit.data.loaders import train_loader
-from nprf_vit.data.mixing import BlockMixup
-from nprf_vit.data.order import SampleOrder, TrainBatches
+from nprf_vit.data.mixup import BlockMixup
+from nprf_vit.data.sample_order import SampleOrder, TrainBatches
 from nprf_vit.data.samples import TrainSamples
 from nprf_vit.data.seeding import derive_seed, seeded
-from nprf_vit.data.sources import open_source
 from nprf_vit.data.transforms import train_transform
-from nprf_vit.engine.config_file import make_config
 
 DEIT = {
     'model': 'm',

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from timm.data import auto_augment
 
-from nprf_vit.data.decode import to_mode
+from nprf_vit.config.yaml_file import make_config
+from nprf_vit.data.image_file import to_mode
 from nprf_vit.data.transforms import _augment_ops, train_transform
-from nprf_vit.engine.config_file import make_config
 
 DEIT = 'rand-m9-mstd0.5-inc1'
 MEAN = {'RGB': (0.485, 0.456, 0.406), 'L': (0.3,)}

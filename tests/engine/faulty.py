@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from nprf_vit.engine.task import Classification
+from nprf_vit.engine.tasks.classification import Classification
 
 FAULT, RANKS, STEP = sys.argv[3], sys.argv[4].split(','), int(sys.argv[5])
 

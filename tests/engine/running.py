@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from nprf_vit.engine.checkpoint import read_checkpoint
-from nprf_vit.engine.config_file import dump_config, make_config
-from nprf_vit.engine.distributed import Place
-from nprf_vit.engine.output import read_rows
+from nprf_vit.config.yaml_file import dump_config, make_config
+from nprf_vit.engine.checkpoint.file import read_checkpoint
+from nprf_vit.engine.distributed.process_group import Place
+from nprf_vit.engine.output.folder import read_rows
 from nprf_vit.engine.train import train
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,8 +5,8 @@ import signal
 import sys
 from pathlib import Path
 
-from nprf_vit.engine.config_file import load_config
-from nprf_vit.engine.distributed import process_group
+from nprf_vit.config.yaml_file import load_config
+from nprf_vit.engine.distributed.process_group import process_group
 from nprf_vit.engine.preemption import EXIT_CODE, Preemption
 from nprf_vit.engine.train import train
 

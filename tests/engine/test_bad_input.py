@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from nprf_vit.engine.build import build_training
-from nprf_vit.engine.distributed import process_group
+from nprf_vit.engine.distributed.process_group import process_group
 from nprf_vit.engine.train import train
 from nprf_vit.engine.validate import validate
 from nprf_vit.errors import InputError

@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from nprf_vit.data.order import SampleOrder
-from nprf_vit.engine.checkpoint import read_checkpoint
-from nprf_vit.engine.output import read_rows
-from nprf_vit.engine.task import Classification
+from nprf_vit.data.sample_order import SampleOrder
+from nprf_vit.engine.checkpoint.file import read_checkpoint
+from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.tasks.classification import Classification
 from nprf_vit.errors import RunError
 
 from .running import assert_same_end, config_file, launch, run_here, same

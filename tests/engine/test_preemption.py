@@ -6,10 +6,10 @@ import signal
 import pytest
 
 import train as command
-from nprf_vit.engine.checkpoint import read_checkpoint
-from nprf_vit.engine.line_log import LineLog
+from nprf_vit.engine.checkpoint.file import read_checkpoint
+from nprf_vit.engine.output.line_log import LineLog
 from nprf_vit.engine.preemption import EXIT_CODE, SIGNALS, Preemption
-from nprf_vit.engine.task import Classification
+from nprf_vit.engine.tasks.classification import Classification
 from nprf_vit.engine.train import train
 
 from .running import ONE, assert_same_end, config_file, in_child, run_here, small_config
@@ -100,9 +100,10 @@ def test_a_second_interrupt_does_not_wait():
 
 def test_checkpoint_every_few_minutes(scans, tmp_path, monkeypatch):
     saved, clock = [], [0.0]
-    monkeypatch.setattr('nprf_vit.engine.saving.time.monotonic', lambda: clock[0])
+    monkeypatch.setattr('nprf_vit.engine.checkpoint.saver.time.monotonic', lambda: clock[0])
     monkeypatch.setattr(
-        'nprf_vit.engine.saving.save_checkpoint', lambda state, path, *keep: saved.append((path.name, state['step']))
+        'nprf_vit.engine.checkpoint.saver.save_checkpoint',
+        lambda state, path, *keep: saved.append((path.name, state['step'])),
     )
 
     def a_minute_passes(step):

@@ -6,8 +6,8 @@ import tarfile
 
 import pytest
 
-from nprf_vit.data.digits import Digits
-from nprf_vit.engine.checkpoint import read_checkpoint
+from nprf_vit.data.datasets.digits import Digits
+from nprf_vit.engine.checkpoint.file import read_checkpoint
 from nprf_vit.errors import InputError
 
 from .running import run_here, same

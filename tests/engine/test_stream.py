@@ -4,9 +4,9 @@ import pytest
 import torch
 from timm.data.dataset import IterableImageDataset
 
-from nprf_vit.data.digits import Digits
+from nprf_vit.data.datasets.digits import Digits
 from nprf_vit.engine import build
-from nprf_vit.engine.checkpoint import read_checkpoint
+from nprf_vit.engine.checkpoint.file import read_checkpoint
 from nprf_vit.errors import InputError
 
 from .running import run_here, same

@@ -6,7 +6,7 @@ import pytest
 from safetensors import safe_open
 
 from experiments import publish
-from nprf_vit.engine.config_file import load_config
+from nprf_vit.config.yaml_file import load_config
 from nprf_vit.engine.model import build_model, load_exact, read_weights
 from nprf_vit.engine.validate import validate
 

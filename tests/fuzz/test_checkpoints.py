@@ -16,10 +16,10 @@ import zipfile
 import pytest
 import torch
 
-from nprf_vit.engine.checkpoint import DAMAGE, read_checkpoint
-from nprf_vit.engine.checksum import checksum
+from nprf_vit.engine.checkpoint.checksum import checksum
+from nprf_vit.engine.checkpoint.file import DAMAGE, read_checkpoint
+from nprf_vit.engine.checkpoint.state import check_continues
 from nprf_vit.engine.model import build_model
-from nprf_vit.engine.state import check_continues
 from nprf_vit.engine.train import train
 from nprf_vit.engine.validate import load_models
 from nprf_vit.errors import InputError

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nprf_vit.data.decode import decode, reading
-from nprf_vit.data.npz import read_npz
-from nprf_vit.data.plain_pickle import read_pickle
-from nprf_vit.data.tars import open_tar
+from nprf_vit.data.datasets.npz import read_npz
+from nprf_vit.data.datasets.plain_pickle import read_pickle
+from nprf_vit.data.datasets.tars import open_tar
+from nprf_vit.data.image_file import decode, reading
 from nprf_vit.errors import InputError
 
 from .budget import cases

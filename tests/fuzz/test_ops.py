@@ -14,7 +14,7 @@ from hypothesis import event, given, note
 from hypothesis import strategies as st
 
 from nprf_vit.ops import kernel_attention
-from nprf_vit.ops.flex import flex_attention
+from nprf_vit.ops.backends.flex import flex_attention
 
 from . import oracle
 from .budget import fuzz

@@ -4,8 +4,8 @@ import torch.nn.functional as F
 from timm.layers import Attention
 
 from nprf_vit.layers import KERNELS, KernelAttention, RelPosBias, expand_table
-from nprf_vit.layers.dense import dense_kernel_attention
 from nprf_vit.ops import DecodeState, feature_map, kernel_attention
+from nprf_vit.ops.backends.dense import dense_kernel_attention
 
 RANDOM = [k for k in KERNELS if k != 'softmax']
 

@@ -92,13 +92,13 @@ def test_the_one_line_about_a_checkpoint_of_another_grid(caplog):
     with caplog.at_level(logging.WARNING):
         model = make(rel_pos_extend='extend', img_size=96)
         model.load_state_dict(make().state_dict())
-    line = [r.getMessage() for r in caplog.records if r.name == 'nprf_vit.models.loading'][-1]
+    line = [r.getMessage() for r in caplog.records if r.name == 'nprf_vit.models.state_dicts'][-1]
     assert 'kept rel_pos_bias.table ((7, 7), a window of (11, 11))' in line and 'added rel_pos_bias.far (zero)' in line
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         plain = make(img_size=96)
         plain.load_state_dict(model.state_dict())
-    line = [r.getMessage() for r in caplog.records if r.name == 'nprf_vit.models.loading'][-1]
+    line = [r.getMessage() for r in caplog.records if r.name == 'nprf_vit.models.state_dicts'][-1]
     assert 'resized rel_pos_bias.table' in line and 'dropped rel_pos_bias.far' in line
 
 

@@ -8,8 +8,8 @@ import torch
 from timm.optim import create_optimizer_v2
 
 import nprf_vit  # noqa: F401  registers the models
-from nprf_vit.models.decoder import PixelDecoder
 from nprf_vit.models.pixel import from_raster, to_raster
+from nprf_vit.models.pixel_generation import PixelDecoder
 
 TINY = {'img_size': 4, 'in_chans': 3, 'levels': 9, 'embed_dim': 32, 'depth': 2, 'num_heads': 2, 'feature_dim': 8}
 NAMES = ('nprf_pixel_imagenet32', 'prf_pixel_imagenet32', 'softmax_pixel_imagenet32')

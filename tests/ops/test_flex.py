@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nprf_vit.ops import reference
-from nprf_vit.ops.flex import flex_attention
+from nprf_vit.ops.backends.flex import flex_attention
 
 from .compare import make_case, table_shape
 

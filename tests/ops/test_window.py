@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from nprf_vit.ops import choose_backend, kernel_attention, window
+from nprf_vit.ops import choose_backend, kernel_attention
+from nprf_vit.ops.backends import window
 
 from .compare import Case, assert_output, check, make_case
 

@@ -1,0 +1,130 @@
+"""From a dataset's name to images: random access to (PIL image, class), or a stream of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from timm.data import create_dataset
+from timm.data.dataset import ImageDataset, IterableImageDataset
+from timm.data.readers.reader_image_folder import ReaderImageFolder
+from torch.utils.data import Dataset
+
+from nprf_vit.data.image_file import check_regular, decode, reading, to_mode
+from nprf_vit.errors import InputError
+
+from .digits import Digits
+from .folder import open_folder
+
+READERS = ('torch/', 'hfds/', 'hfids/', 'tfds/', 'wds/')  # what timm's create_dataset knows by name
+OWN_CACHE = ('hfds/', 'hfids/', 'tfds/')  # find their data without a folder
+
+
+class ImageSource(Dataset):
+    """Any indexed dataset as (PIL image in the wanted mode, class)."""
+
+    def __init__(self, dataset: Any, mode: str, name: str, max_pixels: int = Image.MAX_IMAGE_PIXELS):
+        self.dataset, self.mode, self.name, self.max_pixels = dataset, mode, name, max_pixels
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        """Raises BadImage for one that cannot be read; timm's own datasets give its neighbour instead."""
+        with reading(lambda: self.describe(index)):
+            if not isinstance(self.dataset, ImageDataset):
+                image, target = self.dataset[index]
+                return to_mode(image, self.mode), int(target)
+            reader = self.dataset.reader
+            if isinstance(reader, ReaderImageFolder):
+                check_regular(reader.samples[index][0])
+            stream, target = reader[index][:2]
+            with stream:
+                return decode(stream, self.mode, self.max_pixels), int(target)
+
+    def blank(self, transform: Callable[[Image.Image], torch.Tensor]) -> tuple[torch.Tensor, int]:
+        """What can be batched with the samples."""
+        return transform(Image.new(self.mode, (8, 8))), 0
+
+    def describe(self, index: int) -> str:
+        """What messages call an image: its file, where it has one."""
+        try:
+            return f'image {index} of {self.name}, {self.filename(index)}'
+        except (OSError, ValueError, KeyError, AttributeError, SyntaxError):  # some readers open the image for its name
+            return f'image {index} of {self.name}'
+
+    def filename(self, index: int) -> str:
+        if not isinstance(self.dataset, ImageDataset):
+            return f'{self.name}[{index}]'
+        return self.dataset.filename(index, absolute=True)
+
+    @property
+    def num_classes(self) -> int | None:
+        """How many classes the dataset itself knows of, or None when it does not say."""
+        reader = getattr(self.dataset, 'reader', None)
+        for classes in (getattr(reader, 'class_to_idx', None), getattr(self.dataset, 'classes', None)):
+            if classes:
+                return len(classes)
+        return None
+
+
+def open_source(config: Any, split: str) -> ImageSource | IterableImageDataset:
+    """Open a split ('train' or 'validation' by the config's names) and check its classes and its size."""
+    training = split == 'train'
+    split_name = config.train_split if training else config.val_split
+    mode = 'L' if config.in_chans == 1 else 'RGB'
+    name = config.dataset
+    if name and name != 'digits' and not name.startswith(READERS):
+        raise InputError(
+            f'unknown dataset {name}: expected digits, a name that begins with {", ".join(READERS)}, or none for an '
+            'image folder'
+        )
+    if name == 'digits':
+        dataset = Digits(split_name)
+    elif not config.data_dir and not name.startswith(OWN_CACHE):
+        what = f'dataset {name}' if name else 'an image folder'
+        raise InputError(f'{what} needs a data folder: give --data-dir DIR')
+    elif not name:
+        dataset = open_folder(config.data_dir, split_name, mode)
+    else:
+        dataset = _open_by_name(config, split_name, mode, training)
+    if isinstance(dataset, IterableImageDataset):
+        return dataset
+    source = ImageSource(dataset, mode, f'{name or config.data_dir} {split_name}', config.max_pixels)
+    _check_counts(source, config, training)
+    return source
+
+
+def _open_by_name(config: Any, split_name: str, mode: str, training: bool) -> Any:
+    name, root = config.dataset, config.data_dir
+    if root and not config.dataset_download and not name.startswith(OWN_CACHE) and not Path(root).exists():
+        raise InputError(f'the data folder {root} does not exist')
+    try:
+        return create_dataset(
+            name,
+            root=root,
+            split=split_name,
+            is_training=training,
+            download=config.dataset_download,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            **({} if name.startswith('torch/') else {'input_img_mode': mode}),
+        )
+    except (AssertionError, ModuleNotFoundError, RuntimeError, FileNotFoundError, ValueError) as error:
+        text = str(error).replace('download=True', '--set dataset_download=true')
+        raise InputError(f'cannot open dataset {name} in {root}: {text}') from error
+    except KeyError as error:  # its text is the missing key alone
+        raise InputError(f'cannot open dataset {name} in {root}: KeyError: {error}') from error
+
+
+def _check_counts(source: ImageSource, config: Any, training: bool) -> None:
+    classes = source.num_classes
+    if config.num_classes is not None and classes is not None and classes != config.num_classes:
+        raise InputError(f'{source.name} has {classes} classes, the configuration num_classes {config.num_classes}')
+    expected = config.train_images if training else config.val_images
+    if expected is not None and len(source) != expected:
+        key = 'train_images' if training else 'val_images'
+        raise InputError(f'{source.name} has {len(source)} images, the configuration expects {key} {expected}')
+    if len(source) == 0:
+        raise InputError(f'{source.name} holds no images')

@@ -1,0 +1,146 @@
+"""Where this process stands among its peers, and the few collective operations a run needs."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from nprf_vit.errors import InputError, RunError, first_line
+from nprf_vit.processes import die_with_parent
+
+from .rendezvous import meet
+from .watchdog import Pulse, Watchdog
+
+T = TypeVar('T')
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rank, world size and device of this process. One process needs no process group."""
+
+    rank: int
+    world: int
+    local_rank: int
+    device: torch.device
+    store: dist.Store | None = field(default=None, compare=False)  # what ranks tell each other outside collectives
+    pulse: Pulse = field(default_factory=Pulse, compare=False)
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, in place; every rank gets it."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def any(self, flag: bool) -> bool:
+        """True on all ranks when it is true on one, so that all of them turn together."""
+        if self.world == 1:
+            return flag
+        return bool(self.sum(torch.tensor([int(flag)], device=self.device)).item())
+
+    def gather(self, value: T) -> list[T]:
+        """What each rank has, by rank, on all ranks."""
+        if self.world == 1:
+            return [value]
+        everyone: list = [None] * self.world
+        dist.all_gather_object(everyone, value)
+        return everyone
+
+    def from_main(self, work: Callable[[], T]) -> T:
+        """What `work` returns on the main rank, on all ranks. Its InputError too: nobody waits for a rank that left."""
+        if self.world == 1:
+            return work()
+        box: list[Any] = [None, None]
+        if self.is_main:
+            try:
+                box[0] = work()
+            except InputError as error:
+                box[1] = str(error)
+        dist.broadcast_object_list(box, src=0)
+        if box[1] is not None:
+            raise InputError(box[1])
+        return box[0]
+
+    def tell(self, word: str) -> None:
+        """Say something to ranks that are not in a collective operation."""
+        if self.store is not None:
+            self.store.set(word, '1')
+
+    def told(self, word: str) -> bool:
+        return self.store is not None and self.store.check([word])
+
+
+def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
+    """The device of this process: 'cpu', 'cuda', or 'auto' for the better of those that are there."""
+    if wanted == 'cpu' or (wanted == 'auto' and not torch.cuda.is_available()):
+        return torch.device('cpu')
+    if not torch.cuda.is_available():
+        raise InputError('device cuda was asked for, but torch sees no CUDA device')
+    if local_rank >= torch.cuda.device_count():
+        raise InputError(
+            f'local rank {local_rank} has no GPU: this node has {torch.cuda.device_count()}; '
+            'lower --nproc-per-node to that number'
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device('cuda', local_rank)
+
+
+@contextlib.contextmanager
+def process_group(device: str = 'auto', threads: int | None = None, stall_timeout: float = 1800) -> Iterator[Place]:
+    """Join the group that torchrun's environment describes (NCCL on GPUs, gloo on CPUs), and leave it at the end.
+
+    Args:
+        stall_timeout: Seconds after which a rank that stays in one phase is reported and the process ends.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if 'TORCHELASTIC_RUN_ID' in os.environ:
+        die_with_parent()  # or workers of a killed agent would go on writing beside the group that replaces them
+    rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
+    local_rank = int(os.environ.get('LOCAL_RANK', 0))
+    chosen = choose_device(device, local_rank)
+    pulse = Pulse()
+    with Watchdog(pulse, rank, world, stall_timeout) as watchdog:
+        if world == 1:
+            yield Place(rank, world, local_rank, chosen, pulse=pulse)
+            return
+        # collectives wait longer than the watchdog, which knows more about who is missing
+        patience = timedelta(seconds=2 * stall_timeout + 60)
+        store = _own_store(rank, world, patience, pulse)
+        address = f'{os.environ.get("MASTER_ADDR")}:{os.environ.get("MASTER_PORT")}'
+        watchdog.follow(dist.PrefixStore('pulse', store.clone()), address)
+        on_gpu = chosen.type == 'cuda'
+        dist.init_process_group(
+            'nccl' if on_gpu else 'gloo',
+            store=dist.PrefixStore('group', store),
+            rank=rank,
+            world_size=world,
+            timeout=patience,
+            device_id=chosen if on_gpu else None,
+        )
+        try:
+            yield Place(rank, world, local_rank, chosen, dist.PrefixStore('words', store), pulse)
+        finally:
+            dist.destroy_process_group()
+
+
+def _own_store(rank: int, world: int, patience: timedelta, pulse: Pulse) -> dist.Store:
+    """The part of the store that belongs to this start of the group."""
+    try:
+        store, _, _ = next(dist.rendezvous('env://', timeout=patience))
+        # waiting for the others is no stall as long as the store answers
+        return meet(store, rank, world, patience, lambda: pulse.enter('joining the group'))
+    except (dist.DistError, OSError) as error:
+        raise RunError(f'rank {rank} cannot join the group: {first_line(error)}') from error

@@ -1,0 +1,97 @@
+"""Evaluation that counts every image exactly once, whatever the number of ranks."""
+
+import contextlib
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from nprf_vit.engine.distributed.process_group import Place
+from nprf_vit.engine.tasks.classification import Task
+from nprf_vit.errors import BadImage
+
+
+@torch.no_grad()
+def evaluate(
+    models: dict[str, nn.Module],
+    batches: Iterable,
+    task: Task,
+    place: Place,
+    num_images: int | None,
+    autocast: Callable = contextlib.nullcontext,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """Metrics of several models (the model and its EMA) from one pass over the data; None if interrupted.
+
+    An image that cannot be read is an error after the pass, with all such images named: an average over fewer images
+    would pass for the real one.
+
+    Args:
+        models: prefix of the metrics' names → model, e.g. {'': model, 'ema_': ema}.
+        batches: this rank's share, as (images, targets, indices, notes on unreadable ones) or, from a stream,
+            (images, targets).
+        num_images: how many images all ranks together must see; None for a stream that does not say.
+        interrupted: asked before every batch; when one rank says yes, all of them leave without a result.
+    """
+    training = {prefix: model.training for prefix, model in models.items()}
+    for model in models.values():
+        model.eval()
+    sums: dict[tuple[str, str], torch.Tensor] = {}  # by prefix and name
+    seen = torch.zeros(num_images or 0, dtype=torch.int32)
+    count, notes, left = 0, [], False
+    for images, targets, *indices in batches:
+        place.pulse.enter('evaluation')
+        left = interrupted()
+        if left:
+            break
+        count += len(images)
+        notes += [note for part in indices[1:] for note in part if note]
+        if indices:
+            seen += torch.bincount(indices[0], minlength=len(seen)).int()
+        images, targets = (x.to(place.device, non_blocking=True) for x in (images, targets))
+        for prefix, model in models.items():
+            with autocast():
+                logits = model(images)
+            for name, value in task.measure(logits, targets, indices[0] if indices else None).items():
+                sums[prefix, name] = sums.get((prefix, name), 0) + value
+    for prefix, model in models.items():
+        model.train(training[prefix])
+    place.pulse.enter('summing up the evaluation')
+    if place.any(left):
+        return None
+    _refuse_unreadable(place.gather(notes) if place.any(bool(notes)) else [])
+    return _combine(sums, count, seen, task, place, num_images, tuple(models))
+
+
+def _combine(sums, count, seen, task: Task, place: Place, num_images, prefixes) -> dict[str, float]:
+    names = _agree_on_names(sums, place)
+    local = [float(sums.get(name, 0.0)) for name in names]
+    totals = place.sum(torch.tensor([*local, count], dtype=torch.float64, device=place.device)).tolist()
+    images = int(totals.pop())
+    if len(seen):
+        seen = place.sum(seen.to(place.device))
+        assert images == num_images and bool((seen == 1).all()), (
+            f'evaluation saw {images} of {num_images} images, {int((seen == 0).sum())} never, '
+            f'{int((seen > 1).sum())} more than once'
+        )
+    metrics: dict[str, float] = {}
+    for prefix in prefixes:
+        own = {name: total for (owner, name), total in zip(names, totals) if owner == prefix}
+        metrics |= {prefix + name: value for name, value in task.summarize(own, images).items()}
+    return {**metrics, 'images': images}
+
+
+def _agree_on_names(sums: dict, place: Place) -> list[tuple[str, str]]:
+    """The sums' names in one order on all ranks: a rank with more peers than images has none of its own."""
+    names = sorted(sums)
+    return max(place.gather(names), key=len)
+
+
+def _refuse_unreadable(notes: list[list[str]]) -> None:
+    texts = [note.partition(' ')[2] for part in notes for note in part]
+    if texts:
+        more = f' and {len(texts) - 5} more' if len(texts) > 5 else ''
+        raise BadImage(
+            f'{len(texts)} validation images cannot be read, and without them the result would be another: '
+            f'{"; ".join(texts[:5])}{more}'
+        )

@@ -1,0 +1,52 @@
+"""Training loss over an epoch and over a logging interval, the same to the last bit however often it is interrupted."""
+
+import math
+
+import torch
+
+from nprf_vit.engine.distributed.process_group import Place
+
+
+class LossMeter:
+    """Collects one loss per step on the device and averages over ranks only when someone asks.
+
+    Each step's loss becomes a Python float by an average over ranks in float64, and the floats are added in step order,
+    so the sums do not depend on when they were asked for.
+    """
+
+    def __init__(self, place: Place):
+        self.place = place
+        self.pending: list[torch.Tensor] = []
+        self.sums = {'epoch': 0.0, 'interval': 0.0}
+        self.counts = {'epoch': 0, 'interval': 0}
+
+    def add(self, loss: torch.Tensor) -> None:
+        self.pending.append(loss)
+
+    def flush(self) -> list[float]:
+        """Bring the pending losses in; collective, so all ranks call it at the same steps."""
+        if not self.pending:
+            return []
+        losses = torch.stack(self.pending).double()
+        values = (self.place.sum(losses) / self.place.world).tolist()
+        self.pending.clear()
+        for span in self.sums:
+            for value in values:
+                self.sums[span] += value
+            self.counts[span] += len(values)
+        return values
+
+    def take(self, span: str) -> float:
+        """The mean over 'epoch' or 'interval' so far, starting it anew; nan where every step was skipped."""
+        self.flush()
+        mean = self.sums[span] / self.counts[span] if self.counts[span] else math.nan
+        self.sums[span], self.counts[span] = 0.0, 0
+        return mean
+
+    def state_dict(self) -> dict:
+        self.flush()
+        return {'sums': dict(self.sums), 'counts': dict(self.counts)}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.pending.clear()
+        self.sums, self.counts = dict(state['sums']), dict(state['counts'])

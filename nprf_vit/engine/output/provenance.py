@@ -1,0 +1,44 @@
+"""What a result was made with."""
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torchvision
+
+from nprf_vit.version import __version__
+
+
+def commit() -> str | None:
+    """The commit of the source tree, with '+changes' when files differ from it; None outside a git checkout."""
+    folder = Path(__file__).resolve().parent
+    try:
+        head = _git(folder, 'rev-parse', 'HEAD')
+        changes = _git(folder, 'status', '--porcelain', '--untracked-files=no')
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f'{head}+changes' if changes else head
+
+
+def _git(folder: Path, *args: str) -> str:
+    done = subprocess.run(['git', *args], cwd=folder, capture_output=True, text=True, check=True, timeout=30)
+    return done.stdout.strip()
+
+
+def provenance(world: int) -> dict[str, Any]:
+    return {
+        'command': sys.argv,
+        'commit': commit(),
+        'nprf_vit': __version__,
+        'torch': torch.__version__,
+        'timm': timm.__version__,
+        'torchvision': torchvision.__version__,
+        'python': platform.python_version(),
+        'cuda': torch.version.cuda,
+        'device': torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        'world_size': world,
+    }

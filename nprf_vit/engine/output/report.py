@@ -1,0 +1,188 @@
+"""What people see: a progress bar, a line per epoch, one table at the end."""
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import timm
+from tqdm import tqdm
+
+from nprf_vit.config.schema import Config
+from nprf_vit.data.datasets.pixels import VERSIONS
+
+from . import curves
+from .folder import write_rows
+from .paper_results import paper_bits, paper_row
+
+_QUIET_SECONDS = 60  # between lines of a log file, and between drawings of the curves
+
+
+def duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def model_title(config: Config) -> str:
+    """The model's name with what the configuration changed in it, as its size alone would be that of another."""
+    own = timm.models.get_pretrained_cfg(config.model, allow_unregistered=True)
+    changed = dict(config.model_kwargs)
+    if own is not None:
+        channels, *size = own.input_size
+        given = {'img_size': config.img_size, 'in_chans': config.in_chans, 'num_classes': config.num_classes}
+        defaults = {'img_size': size[0], 'in_chans': channels, 'num_classes': own.num_classes}
+        changed |= {name: value for name, value in given.items() if value not in (None, defaults[name])}
+    parts = [f'{name}={"x".join(map(str, v)) if isinstance(v, tuple) else v}' for name, v in changed.items()]
+    return config.model + (f' with {", ".join(parts)}' if parts else '')
+
+
+def decimals(value: float, width: int = 0) -> str:
+    """Four decimals, or an exponent where a diverged number would burst its column."""
+    return f'{value:>{width}.4f}' if abs(value) < 1e4 or not math.isfinite(value) else f'{value:>{width}.2e}'
+
+
+def results_table(config: Config, metrics: dict[str, Any]) -> str:
+    """One table: the model, its EMA, ReaL labels where measured, and the paper's row."""
+    if config.task == 'pixel':
+        return bits_table(config, metrics)
+    first = max(26, len(f'{config.model} (EMA)') + 1)
+    lines = [f'{"":<{first}}{"top-1":>8}{"top-5":>8}{"loss":>10}{"images":>9}']
+    for label, prefix in (('', ''), (' (EMA)', 'ema_')):
+        if f'{prefix}top1' in metrics:
+            top1, top5, loss = (metrics[prefix + name] for name in ('top1', 'top5', 'loss'))
+            scores = f'{top1:>8.2f}{top5:>8.2f}{decimals(loss, 10)}'
+            lines.append(f'{config.model + label:<{first}}{scores}{metrics["images"]:>9}')
+        if f'{prefix}real_top1' in metrics:
+            top1, top5, images = (metrics[prefix + name] for name in ('real_top1', 'real_top5', 'real_images'))
+            lines.append(f'{"ReaL labels" + label:<{first}}{top1:>8.2f}{top5:>8.2f}{"":>10}{images:>9}')
+    paper = paper_row(config.model, config.num_classes)
+    if paper:
+        lines.append(f'{"paper, ImageNet-1K":<{first}}{paper[0]:>8.1f}{paper[1]:>8.1f}  {paper[2]}')
+    return '\n'.join(lines)
+
+
+def bits_table(config: Config, metrics: dict[str, Any]) -> str:
+    """Bits per dimension with their standard error, under the name of the data they belong to."""
+    first = max(34, len(f'{config.model} (EMA)') + 1)
+    lines = [f'on {VERSIONS[config.dataset]}', f'{"":<{first}}{"bits/dim":>10}{"error":>10}{"images":>9}']
+    for label, prefix in (('', ''), (' (EMA)', 'ema_')):
+        if f'{prefix}bpd' in metrics:
+            bits, error = metrics[f'{prefix}bpd'], metrics[f'{prefix}bpd_se']
+            numbers = decimals(bits, 10) + decimals(error, 10)
+            lines.append(f'{config.model + label:<{first}}{numbers}{metrics["images"]:>9}')
+    paper = paper_bits(config.model, config.dataset)
+    if paper:
+        lines.append(f'the paper has {paper} on ImageNet32 and does not say which version; they are not comparable')
+    return '\n'.join(lines)
+
+
+class Reporter:
+    """Speaks on the main rank only. Without a terminal there is a line a minute instead of the bar."""
+
+    def __init__(self, config: Config, folder: Path, total_steps: int, steps_per_epoch: int, step: int, is_main: bool):
+        self.config, self.folder, self.is_main = config, folder, is_main
+        self.total_steps, self.steps_per_epoch = total_steps, steps_per_epoch
+        self.first_step, self.started = step, time.perf_counter()
+        self.last_line = self.last_drawing = self.started
+        self.bar: Any = None
+        self.check: Callable[[], None] = lambda: None  # raises OSError when the folder is no longer ours to write to
+        self.board = self._open_board() if is_main and config.tensorboard else None
+
+    def _open_board(self) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(self.folder / 'tensorboard', purge_step=self.first_step)
+
+    def say(self, text: str) -> None:
+        if self.is_main:
+            with contextlib.suppress(OSError):  # the log may lie on the disk that is full
+                tqdm.write(text, file=sys.stdout)
+                sys.stdout.flush()
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        """Do something on the main rank that the run can do without if the disk refuses it."""
+        if not self.is_main:
+            return
+        try:
+            self.check()
+            work()
+        except OSError as error:
+            self.say(f'cannot write to {self.folder}: {error}')
+
+    def seconds_left(self, step: int) -> float:
+        done = max(step - self.first_step, 1)
+        return (time.perf_counter() - self.started) / done * (self.total_steps - step)
+
+    def start_epoch(self, epoch: int, first_step: int) -> None:
+        if self.is_main and sys.stderr.isatty():
+            name = f'epoch {epoch + 1}/{self.config.epochs}'
+            self.bar = tqdm(total=self.steps_per_epoch, initial=first_step, desc=name, leave=False, dynamic_ncols=True)
+
+    def step_done(self) -> None:
+        if self.bar is not None:
+            self.bar.update()
+
+    def interval(self, row: dict[str, Any]) -> None:
+        """A logging interval has ended."""
+        text = (
+            f'loss {decimals(row["loss"])}, lr {row["lr"]:.2e}, {row["images_per_s"]:.0f} img/s, '
+            f'data wait {row["data_wait"]:.0%}, left {duration(self.seconds_left(row["step"]))}'
+        )
+        now = time.perf_counter()
+        if self.bar is not None:
+            self.bar.set_postfix_str(text, refresh=False)
+        elif now - self.last_line > _QUIET_SECONDS:
+            self.last_line = now
+            self.say(f'step {row["step"]}/{self.total_steps}: {text}')
+        if self.board is not None:
+            for name in ('loss', 'lr', 'images_per_s', 'data_wait'):
+                self.board.add_scalar(f'train/{name}', row[name], row['step'])
+
+    def end_epoch(self, history: list[dict[str, Any]]) -> None:
+        """Write summary.csv anew and say how the epoch went."""
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+        if not self.is_main:
+            return
+        row = history[-1]
+        self.attempt(lambda: write_rows(self.folder / 'summary.csv', history))
+        self.say(self._epoch_line(row))
+        self.last_line = time.perf_counter()
+        if self.board is not None:
+            for name, value in row.items():
+                if name not in ('epoch', 'step') and value is not None:
+                    self.board.add_scalar(f'epoch/{name}', value, row['epoch'])
+        if time.perf_counter() - self.last_drawing > _QUIET_SECONDS:
+            self.draw()
+
+    def _epoch_line(self, row: dict[str, Any]) -> str:
+        parts = [
+            f'epoch {row["epoch"]:>3}/{self.config.epochs}',
+            f'loss {decimals(row["train_loss"])}',
+            f'lr {row["lr"]:.2e}',
+        ]
+        for label, name in (('top-1', 'top1'), ('top-5', 'top5'), ('EMA top-1', 'ema_top1')):
+            if row.get(name) is not None:
+                parts.append(f'{label} {row[name]:.2f}')
+        for label, name in (('bits/dim', 'bpd'), ('EMA bits/dim', 'ema_bpd')):
+            if row.get(name) is not None:
+                parts.append(f'{label} {decimals(row[name])}')
+        parts += [f'{row["images_per_s"]:.0f} img/s', f'data wait {row["data_wait"]:.0%}']
+        parts.append(f'left {duration(self.seconds_left(row["step"]))}')
+        return '  '.join(parts)
+
+    def draw(self) -> None:
+        if self.is_main and curves.available and (self.folder / 'summary.csv').is_file():
+            self.last_drawing = time.perf_counter()
+            self.attempt(lambda: curves.draw_curves(self.folder / 'summary.csv', self.folder / 'curves.png'))
+
+    def close(self) -> None:
+        self.draw()
+        if self.bar is not None:
+            self.bar.close()
+        if self.board is not None:
+            self.board.close()

@@ -1,0 +1,210 @@
+"""The training loop: epochs of steps, evaluation after each, checkpoints, and an exact way back in."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nprf_vit.engine.checkpoint.file import LAST
+from nprf_vit.engine.checkpoint.saver import BEST, Saver
+from nprf_vit.engine.checkpoint.state import Progress, run_state, weights_state
+from nprf_vit.engine.output.folder import Output, write_rows
+from nprf_vit.engine.output.report import Reporter
+from nprf_vit.errors import BadImage, RunError
+
+from .build import Training
+from .eval_loop import evaluate
+from .faults import Faults
+from .loss_meter import LossMeter
+from .train_step import Clock, Outcome, train_step
+
+
+class Loop:
+    """A run under way.
+
+    Args:
+        should_stop: asked after every step and during evaluation, with the number of steps done; when it says yes on
+            one rank, all ranks write a checkpoint and leave. Preemption hooks in here.
+    """
+
+    def __init__(
+        self,
+        run: Training,
+        progress: Progress,
+        meter: LossMeter,
+        output: Output,
+        should_stop: Callable[[int], bool] | None = None,
+    ):
+        self.run, self.progress, self.meter, self.should_stop = run, progress, meter, should_stop
+        place, steps = run.place, run.data.steps_per_epoch
+        self.report = Reporter(run.config, output.folder, run.total_steps, steps, progress.step, place.is_main)
+        self.report.check = output.lock.check
+        self.output, self.log = output, output.steps
+        self.faults = Faults(run, progress, output.folder, output.skips)
+        self.saver = Saver(run.config, place, output, self.report.say)
+        self.epoch_clock, self.interval_clock = Clock(), Clock()
+
+    def go(self) -> bool:
+        """Train to the end; False if asked to stop on the way."""
+        self.report.attempt(self.faults.write)  # as of the checkpoint
+        try:
+            while len(self.progress.history) < self.run.config.epochs:
+                if not self._train_epoch() or not self._finish_epoch():
+                    return False
+            return True
+        finally:
+            self.run.place.pulse.enter('ending')
+            self.report.close()
+
+    def _train_epoch(self) -> bool:
+        run, epoch = self.run, len(self.progress.history)
+        first = self.progress.step - epoch * run.data.steps_per_epoch
+        run.wrapped.train()
+        self.report.start_epoch(epoch, first)
+        self.epoch_clock, self.interval_clock, self.timed_steps = Clock(), Clock(), run.data.steps_per_epoch - first
+        if not self.timed_steps:
+            return True  # stopped between the epoch's last step and its evaluation
+        batches = run.data.epoch(epoch, first)
+        return all(self._step(batches, epoch) for _ in range(first, run.data.steps_per_epoch))
+
+    def _step(self, batches: Any, epoch: int) -> bool:
+        """One step and what follows from it; False when the run is to stop."""
+        run, step = self.run, self.progress.step
+        waited = self.epoch_clock.waited
+        lr = run.optimizer.param_groups[-1]['lr']
+        outcome = train_step(run, batches, step, self.epoch_clock, self._wishes)
+        self.interval_clock.waited += self.epoch_clock.waited - waited
+        self.progress.step += 1
+        if outcome.reason is None:
+            self.meter.add(outcome.loss)
+        self._note(outcome)
+        self.report.step_done()
+        if self.progress.step % run.config.log_interval == 0:
+            self._log_interval(epoch, lr)
+        stop, due = outcome.wishes
+        if (stop or due) and not run.data.is_stream:
+            self.save(leaving=stop)
+        return not stop
+
+    def _wishes(self, done: int) -> tuple[bool, bool]:
+        return self._asked_to_stop(done), self.saver.due(done)
+
+    def _asked_to_stop(self, done: int) -> bool:
+        """By `should_stop`, or by the loss of a loader worker, which a new start replaces."""
+        loaders = self.run.data.loader, self.run.evaluation and self.run.evaluation.batches
+        lost = any(getattr(loader, 'lost', False) for loader in loaders)
+        return lost or (self.should_stop is not None and self.should_stop(done))
+
+    def _note(self, outcome: Outcome) -> None:
+        for text in self.faults.note(outcome):
+            self.report.say(text)
+        if outcome.reason is not None or outcome.bad_images:
+            self.report.attempt(self.faults.write)
+        try:
+            self.faults.check()
+        except RunError as error:
+            if self.saver.last_step is None and not self.run.data.is_stream:
+                self.save()  # skipped steps have left the weights as good as they were
+            raise RunError(f'{error}; {self.saver.left()}') from None
+
+    def _log_interval(self, epoch: int, lr: float) -> None:
+        config, clock = self.run.config, self.interval_clock
+        row = {
+            'step': self.progress.step,
+            'epoch': epoch + 1,
+            'loss': self.meter.take('interval'),
+            'lr': lr,
+            'images_per_s': round(config.log_interval * config.global_batch / clock.elapsed, 1),
+            'data_wait': round(clock.wait_share, 4),
+        }
+        clock.reset()
+        if self.log is not None:
+            self.log.add(row)
+            self.report.attempt(self.log.flush)
+        self.report.interval(row)
+
+    def _finish_epoch(self) -> bool:
+        """Evaluate where due, note the epoch, write checkpoints; False when asked to stop during the evaluation."""
+        run, epoch = self.run, len(self.progress.history) + 1
+        clock = self.epoch_clock
+        speed = self.timed_steps * run.config.global_batch / clock.elapsed
+        metrics: dict[str, float] | None = {}
+        if epoch % run.config.val_interval == 0 or epoch == run.config.epochs:
+            metrics = self.evaluate()
+        if metrics is None:
+            if not run.data.is_stream:
+                self.save(leaving=True)
+            return False
+        row: dict[str, Any] = {'epoch': epoch, 'step': self.progress.step}
+        row['lr'] = run.optimizer.param_groups[-1]['lr']
+        row['train_loss'] = self.meter.take('epoch')
+        row['skipped'], self.progress.skipped['epoch'] = self.progress.skipped['epoch'], 0
+        # timing columns come last, and are the only ones that a continuation does not repeat
+        row |= metrics | {'images_per_s': round(speed, 1), 'data_wait': round(clock.wait_share, 4)}
+        row['seconds'] = round(time.perf_counter() - clock.started, 2)
+        self.progress.history.append(row)
+        try:
+            self._save_epoch(row, bool(metrics) and self._is_best(row))
+        finally:
+            self.report.end_epoch(self.progress.history)  # the numbers are known, whatever the disk says
+        return True
+
+    def _save_epoch(self, row: dict[str, Any], best: bool) -> None:
+        """Its checkpoints; after the last epoch all that the run was for, and insistently."""
+        if row['epoch'] < self.run.config.epochs:
+            if best:
+                self._save_best(row)
+            self.save()
+            return
+        works = {BEST: lambda: self._save_best(row)} if best else {}
+        summary = self.output.folder / 'summary.csv'
+        works |= {
+            LAST: self._save_last,
+            summary.name: lambda: self.saver.attempt(summary.name, lambda: write_rows(summary, self.progress.history)),
+        }
+        if self.progress.bad_images:
+            works['bad_images.csv'] = lambda: self.saver.attempt('bad_images.csv', self.faults.write)
+        self.saver.write_all(works, self.progress.step)
+
+    def _save_best(self, row: dict[str, Any]) -> bool:
+        written = self.saver.write_best(weights_state(self.run, row))
+        if written:
+            self.progress.best = row
+        return written
+
+    def _save_last(self) -> bool:
+        return self.saver.write_last(run_state(self.run, self.progress, self.meter))
+
+    def evaluate(self) -> dict[str, float] | None:
+        run, evaluation = self.run, self.run.evaluation
+        try:
+            return evaluate(
+                run.evaluated_models(),
+                evaluation.batches,
+                evaluation.task,
+                run.place,
+                evaluation.num_images,
+                evaluation.autocast,
+                self._interrupted,
+            )
+        except BadImage:
+            if not run.data.is_stream:
+                self.save()  # with the image repaired, the continuation begins with this evaluation
+            raise
+
+    def _interrupted(self) -> bool:
+        """Whether this rank or another is asked to stop: ranks have different numbers of batches to agree after."""
+        if self._asked_to_stop(self.progress.step):
+            self.run.place.tell('stop')
+            return True
+        return self.run.place.told('stop')
+
+    def _is_best(self, row: dict[str, Any]) -> bool:
+        name, best = self.run.config.eval_metric, self.progress.best
+        return best is None or self.run.task.is_better(row[name], best[name])
+
+    def save(self, leaving: bool = False) -> None:
+        """The next last.pt; a run that leaves insists on it."""
+        if leaving:
+            self.saver.write_all({LAST: self._save_last}, self.progress.step)
+        else:
+            self.saver.write(run_state(self.run, self.progress, self.meter))

@@ -1,0 +1,178 @@
+"""The opaque op that autograd, compile and export see: normalization, rescue and dispatch to one algorithm.
+
+# B batch, K heads, N tokens, M features, D head dim, H×W grid (N = H·W); a sequence is a 1×N grid
+"""
+
+import torch
+
+from .backends import direct, fft, linear, window
+from .dispatch import choose_backend
+from .nonfinite import without_nonfinite
+from .offsets import extend_table, extend_table_backward, has_peak
+from .precision import without_autocast
+
+_ALGORITHMS = {'direct': direct, 'fft': fft, 'linear': linear}
+# Below this a float32 denominator has lost digits to underflow and the product is repeated in float64.
+_SMALL = 1e-30
+
+
+@torch.library.custom_op('nprf_vit::attend', mutates_args=())
+def attend(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    height: int,
+    width: int,
+    causal: bool,
+    positive: bool,
+    backend: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention and its denominators (B, K, N). Opaque, because backends look at the bias's values."""
+    inputs, options = (phi_q, phi_k, v, bias, far), (height, width, causal, positive, backend)
+    with without_autocast(v):
+        num, den = _forward(*inputs, (height, width), causal, backend)
+        den = (den.clamp(min=torch.finfo(den.dtype).tiny) if positive else den).contiguous()
+        z = num.div_(den.unsqueeze(-1)).contiguous()
+        # one pass over the outputs tells that all inputs were finite and nothing overflowed
+        finite = bool((z.sum() + den.sum()).isfinite())
+        tokens = without_nonfinite(phi_k, v) if causal and not finite else None
+        if tokens is not None:
+            z, den = attend(phi_q, tokens.phi_k, tokens.v, bias, far, *options)
+            return z.add_(tokens.reach), den
+        return _rescue(z, den, finite, inputs, options) if positive else (z, den)
+
+
+def _rescue(z, den, finite, inputs, options):
+    """Repeats rows in float64 that float32 cannot hold, and marks denominators for backward.
+
+    Saved denominators are below _SMALL where backward must work in float64, and inf where no key has any weight: then
+    the output is zero and so are the gradients.
+    """
+    tiny = torch.finfo(den.dtype).tiny
+    if den.dtype == torch.float64:
+        return z, den.masked_fill_(den <= tiny, torch.inf)
+    lost = den < _SMALL
+    if not finite:
+        lost |= ~(den.isfinite() & z.isfinite().all(-1))
+    if lost.any():
+        # only the rows that need it: a causal token may not change because a later one underflows
+        wide, wide_den = attend(*_double(*inputs), *options)
+        z = torch.where(lost.unsqueeze(-1), wide.float(), z)
+        den = den.where(den.isfinite(), tiny).masked_fill_(lost & wide_den.isinf(), torch.inf)
+    return z, den
+
+
+@attend.register_fake
+def _(phi_q, phi_k, v, bias, far, height, width, causal, positive, backend):
+    return torch.empty_like(v, memory_format=torch.contiguous_format), v.new_empty(v.shape[:-1])
+
+
+@torch.library.custom_op('nprf_vit::attend_backward', mutates_args=())
+def attend_backward(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    z: torch.Tensor,
+    den: torch.Tensor,
+    grad: torch.Tensor,
+    height: int,
+    width: int,
+    causal: bool,
+    positive: bool,
+    backend: str,
+    bias_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of phi_q, phi_k, v, bias and far; those of bias and far empty where there are none."""
+    options = height, width, causal, positive, backend
+    with without_autocast(v):
+        if den.dtype == torch.float32 and (positive and (den < _SMALL).any() or _is_peaked(bias, far, causal)):
+            inputs = _double(phi_q, phi_k, v, bias, far)
+            z, den = attend(*inputs, *options)
+            grads = attend_backward(*inputs, z, den, grad.double(), *options, bias_grad)
+            largest = torch.finfo(torch.float32).max  # a zero key below a steep bias has a gradient beyond float32
+            return tuple(x.clamp(-largest, largest).float() for x in grads)
+        # z = num/den: the gradient of num is g/den, that of den is -(g·z)/den
+        scaled = grad / den.unsqueeze(-1)
+        if not z.sum().isfinite():
+            phi_q, phi_k, v, z, scaled = _finite_backward(phi_q, phi_k, v, z, grad, scaled, causal)
+        grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, D+1
+        grads = _backward(phi_q, phi_k, v, bias, far, (height, width), causal, backend, grad, bias_grad)
+    return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
+
+
+def _is_peaked(bias, far, causal):
+    """Whether float32 gradients would be rounding; on the CPU only, as other devices may be far slower in float64."""
+    return bias is not None and bias.device.type == 'cpu' and has_peak(bias, far, causal)
+
+
+def _finite_backward(phi_q, phi_k, v, z, grad, scaled, causal):
+    """Takes tokens out that are not finite, if nobody asks for their outputs: then other gradients are finite."""
+    phi_q = phi_q.masked_fill(~phi_q.isfinite().all(-1, keepdim=True), 0)
+    tokens = without_nonfinite(phi_k, v) if causal else None
+    if tokens is not None:
+        phi_k, v = tokens.phi_k, tokens.v
+    return phi_q, phi_k, v, z.masked_fill(grad == 0, 0), scaled.masked_fill(grad == 0, 0)
+
+
+@attend_backward.register_fake
+def _(phi_q, phi_k, v, bias, far, z, den, grad, height, width, causal, positive, backend, bias_grad):
+    return tuple(
+        v.new_empty(0) if x is None or not wanted else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x, wanted in ((phi_q, True), (phi_k, True), (v, True), (bias, bias_grad), (far, bias_grad))
+    )
+
+
+def _save(ctx, inputs, output):
+    *tensors, ctx.height, ctx.width, ctx.causal, ctx.positive, ctx.backend = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _differentiate(ctx, grad, _):
+    if grad is None:
+        return (None,) * 10
+    options = ctx.height, ctx.width, ctx.causal, ctx.positive, ctx.backend
+    bias, far = ctx.needs_input_grad[3:5]
+    *grads, d_bias, d_far = attend_backward(*ctx.saved_tensors, grad, *options, bias or far)
+    return *grads, d_bias if bias else None, d_far if far else None, None, None, None, None, None
+
+
+attend.register_autograd(_differentiate, setup_context=_save)
+
+
+def _forward(phi_q, phi_k, v, bias, far, grid, causal, backend):
+    backend = _resolve(backend, phi_k, v, bias, far, grid, causal)
+    if backend == 'window':
+        return window.forward(phi_q, phi_k, v, bias, far, grid, causal)
+    table = bias if far is None else extend_table(bias, far, *grid)
+    return _ALGORITHMS[backend].forward(phi_q, phi_k, v, table, grid, causal)
+
+
+def _backward(phi_q, phi_k, v, bias, far, grid, causal, backend, grad, bias_grad):
+    backend = _resolve(backend, phi_k, v, bias, far, grid, causal)
+    if backend == 'window':
+        return window.backward(phi_q, phi_k, v, bias, far, grid, causal, grad, bias_grad)
+    table = bias if far is None else extend_table(bias, far, *grid)
+    *grads, d_bias = _ALGORITHMS[backend].backward(phi_q, phi_k, v, table, grid, causal, grad, bias_grad)
+    d_far = None
+    if far is not None and bias_grad:
+        d_bias, d_far = extend_table_backward(d_bias, bias, *grid)
+    return *grads, d_bias, d_far
+
+
+def _resolve(backend, phi_k, v, bias, far, grid, causal):
+    """The algorithm that runs: the cost model's for 'auto', and `direct` where `window` would drown in rounding."""
+    if backend == 'auto':
+        radius = None if far is None else (bias.shape[1] // 2, bias.shape[2] // 2)
+        backend = choose_backend(grid, phi_k.shape[-1], v.shape[-1], causal, bias is not None, radius)
+    if backend == 'window' and window.working_dtype(bias, far, grid, causal, v.dtype, phi_k) is None:
+        backend = 'direct'
+    return backend
+
+
+def _double(*tensors):
+    return tuple(None if x is None else x.double() for x in tensors)

@@ -1,0 +1,138 @@
+"""Causal attention one token at a time. Cost per token t·(M+D) with a bias, M·D without. docs/math.md, "Decoding".
+
+# B batch, K heads, M features, D head dim, t tokens so far
+"""
+
+import torch
+
+from .precision import check_alike, without_autocast
+
+# Denominators that have lost digits to underflow: in themselves, or because exp(bias) has beside the largest score.
+_SMALL, _SMALL_PART = 1e-30, 1e-20
+
+
+class DecodeState:
+    """Keeps what later tokens need of earlier ones: φ(k) and v with a bias, one constant-size sum without.
+
+    Args:
+        bias: (K, 2N-1) as in `kernel_attention`, of which offsets ≤ 0 are used, or None.
+        far: (K,) the bias of every offset outside the table, which may then be any odd-sized window.
+        max_len: Capacity; by default N where the table says it, and growing by doubling otherwise.
+        positive: Whether all features are positive, which is so for every kind but 'trf'.
+    """
+
+    def __init__(
+        self,
+        bias: torch.Tensor | None = None,
+        far: torch.Tensor | None = None,
+        max_len: int | None = None,
+        positive: bool = True,
+    ):
+        if bias is not None and (bias.dim() != 2 or bias.shape[1] % 2 == 0):
+            raise ValueError(f'bias must be (heads, 2N-1) for decoding, got {tuple(bias.shape)}')
+        if far is not None and (bias is None or far.shape != bias.shape[:1]):
+            got = None if bias is None else tuple(bias.shape)
+            raise ValueError(
+                f'far {tuple(far.shape)} needs a bias (heads, 2R+1) and one value per head, got bias {got}'
+            )
+        if max_len is not None and max_len < 1:
+            raise ValueError(f'max_len must be at least 1, got {max_len}')
+        self.past = None if bias is None else bias[:, : bias.shape[1] // 2 + 1].detach()  # K, N: offsets 1-N … 0
+        self.far = None if far is None else far.detach()
+        self.limit = max_len
+        if bias is not None and far is None:
+            self.limit = min(max_len or self.past.shape[1], self.past.shape[1])
+        self.length = 0
+        self.positive, self.batch = positive, None
+        self.keys = self.values = self.state = None
+
+    @torch.no_grad()
+    def step(self, phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Takes the next token's φ(q), φ(k) (B, K, M) and v (B, K, D); returns its output (B, K, D) in v's dtype."""
+        self._check(phi_q, phi_k, v)
+        dtype = torch.promote_types(phi_q.dtype, torch.float32)
+        if self.past is None and v.device.type != 'mps':  # Apple's GPUs have no float64
+            # a float32 sum over tokens drifts by a rounding per token, and products of small features vanish
+            dtype = torch.float64
+        with without_autocast(v):
+            values = torch.cat([v.to(dtype), v.new_ones(*v.shape[:2], 1, dtype=dtype)], dim=-1)  # B, K, D+1
+            args = phi_q.to(dtype), phi_k.to(dtype), values
+            sums = self._without_bias(*args) if self.past is None else self._with_bias(*args)
+        self.length, self.batch = self.length + 1, phi_q.shape[0]
+        den = sums[..., -1:]
+        if self.positive:  # below every denominator of positive features; keeps an all-zero row finite
+            den = den.clamp(min=torch.finfo(sums.dtype).tiny)
+        return (sums[..., :-1] / den).to(v.dtype)
+
+    def _without_bias(self, phi_q, phi_k, values):
+        update = phi_k.unsqueeze(-1) * values.unsqueeze(-2)  # B, K, M, D+1
+        self.state = update if self.state is None else self.state.add_(update)
+        return (phi_q.unsqueeze(-2) @ self.state).squeeze(-2)  # B, K, D+1
+
+    def _with_bias(self, phi_q, phi_k, values):
+        self._reserve(phi_k, values)
+        self.keys[:, :, self.length], self.values[:, :, self.length] = phi_k, values
+        t = self.length + 1
+        bias = self._recent(t).to(phi_q.dtype)  # K, t
+        bias = bias - bias.amax(-1, keepdim=True)
+        # a factor per query cancels: the scores of small features then stay above what float32 can hold
+        phi_q = phi_q / phi_q.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(phi_q.dtype).tiny)
+        scores = (self.keys[:, :, :t] @ phi_q.unsqueeze(-1)).squeeze(-1)  # B, K, t
+        values = self.values[:, :, :t]
+        if self.positive and scores.device.type != 'cpu':  # asking whether it is needed would stop the host
+            return _sum_values(_log_weights(scores, bias), values)
+        sums = _sum_values(scores * bias.exp(), values)
+        if not self.positive:
+            return sums
+        den = sums[..., -1]
+        kept = (den >= _SMALL) & (den > _SMALL_PART * scores.amax(-1)) & sums.isfinite().all(-1)  # B, K
+        if not kept.all():
+            sums = torch.where(kept.unsqueeze(-1), sums, _sum_values(_log_weights(scores, bias), values))
+        return sums
+
+    def _recent(self, t):
+        known = self.past.shape[1]
+        if t <= known:
+            return self.past[:, known - t :]
+        return torch.cat([self.far[:, None].expand(-1, t - known), self.past], dim=1)
+
+    def _reserve(self, phi_k, values):
+        if self.keys is not None and self.length < self.keys.shape[2]:
+            return
+        size = self.limit or max(256, 2 * self.length)
+        old = self.keys, self.values
+        self.keys, self.values = (x.new_zeros(*x.shape[:2], size, x.shape[2]) for x in (phi_k, values))
+        if old[0] is not None:
+            self.keys[:, :, : self.length], self.values[:, :, : self.length] = old
+
+    def _check(self, phi_q, phi_k, v):
+        if phi_q.dim() != 3 or phi_q.shape != phi_k.shape or v.dim() != 3 or v.shape[:2] != phi_q.shape[:2]:
+            raise ValueError(
+                f'step takes one token: phi_q and phi_k (B, heads, M), v (B, heads, D); got {tuple(phi_q.shape)}, '
+                f'{tuple(phi_k.shape)}, {tuple(v.shape)}'
+            )
+        check_alike(phi_q, phi_k, v)
+        if self.past is not None and self.past.shape[0] != phi_q.shape[1]:
+            raise ValueError(f'bias has {self.past.shape[0]} heads, phi_q {tuple(phi_q.shape)} has {phi_q.shape[1]}')
+        if self.batch not in (None, phi_q.shape[0]):
+            raise ValueError(
+                f'this state holds a batch of {self.batch}, phi_q {tuple(phi_q.shape)} has {phi_q.shape[0]}'
+            )
+        if self.limit is not None and self.length >= self.limit:
+            raise ValueError(f'this state holds {self.limit} tokens and all of them are taken')
+
+
+def _sum_values(weights, values):
+    return (weights.unsqueeze(-2) @ values).squeeze(-2)  # B, K, D+1
+
+
+def _log_weights(scores, bias):
+    """scores·exp(bias) up to a factor per row, by logarithms: any positive score and any bias; zeros stay zero."""
+    logs = scores.log() + bias  # B, K, t
+    return (logs - logs.amax(-1, keepdim=True).clamp(min=torch.finfo(logs.dtype).min)).exp()
+
+
+def decode_sequence(phi_q, phi_k, v, bias, positive):
+    """Causal attention over a whole sequence by stepping through it: (B, K, N, ·) as in `kernel_attention`."""
+    state = DecodeState(bias, max_len=v.shape[2], positive=positive)
+    return torch.stack([state.step(phi_q[:, :, t], phi_k[:, :, t], v[:, :, t]) for t in range(v.shape[2])], dim=2)
