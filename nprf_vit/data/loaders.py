@@ -8,6 +8,7 @@ import torch
 from timm.data.dataset import IterableImageDataset
 from torch.utils.data import DataLoader, get_worker_info
 
+from nprf_vit.config.schema import Config
 from nprf_vit.data.datasets.images import ImageSource
 
 from ..errors import BadImage, InputError, first_line
@@ -17,12 +18,12 @@ from .seeding import derive_seed, seeded
 from .workers import SafeLoader, batches_of_workers, setup_worker
 
 
-def _common(config: Any) -> dict[str, Any]:
+def _common(config: Config) -> dict[str, Any]:
     pin = config.pin_mem and torch.cuda.is_available()
     return {'num_workers': config.workers, 'pin_memory': pin, 'worker_init_fn': setup_worker}
 
 
-def train_loader(samples: TrainSamples, batches: TrainBatches, config: Any) -> SafeLoader:
+def train_loader(samples: TrainSamples, batches: TrainBatches, config: Config) -> SafeLoader:
     return SafeLoader(
         samples,
         batch_sampler=batches,
@@ -32,7 +33,7 @@ def train_loader(samples: TrainSamples, batches: TrainBatches, config: Any) -> S
     )
 
 
-def eval_loader(source: ImageSource, transform: Transform, config: Any, rank: int, world: int) -> SafeLoader:
+def eval_loader(source: ImageSource, transform: Transform, config: Config, rank: int, world: int) -> SafeLoader:
     batches = EvalBatches(len(source), config.eval_batch, rank, world)
     generator = torch.Generator().manual_seed(config.seed)
     return SafeLoader(EvalSamples(source, transform), batch_sampler=batches, generator=generator, **_common(config))
@@ -75,7 +76,7 @@ class StreamLoader:
     for one epoch begin anew, so there is always one.
     """
 
-    def __init__(self, dataset: IterableImageDataset, transform: Transform, config: Any, batch: int, rank: int = 0):
+    def __init__(self, dataset: IterableImageDataset, transform: Transform, config: Config, batch: int, rank: int = 0):
         dataset.transform = _StreamTransform(transform, config.seed, rank)
         options = _common(config)
         options['num_workers'] = max(1, config.workers)

@@ -6,11 +6,13 @@ from typing import Any
 from PIL import Image
 from timm.data import auto_augment, create_transform
 
+from nprf_vit.config.schema import Config
+
 from ..errors import InputError, first_line
 from .samples import Transform
 
 
-def train_transform(config: Any, input_size: tuple[int, int, int], mean: tuple, std: tuple) -> Transform:
+def train_transform(config: Config, input_size: tuple[int, int, int], mean: tuple, std: tuple) -> Transform:
     # random erasing runs per sample on the CPU: on the device's batch it would depend on who shares the batch
     return _create(
         config,
@@ -32,7 +34,7 @@ def train_transform(config: Any, input_size: tuple[int, int, int], mean: tuple, 
     )
 
 
-def eval_transform(config: Any, input_size: tuple[int, int, int], mean: tuple, std: tuple) -> Transform:
+def eval_transform(config: Config, input_size: tuple[int, int, int], mean: tuple, std: tuple) -> Transform:
     return _create(
         config,
         input_size,
@@ -45,7 +47,7 @@ def eval_transform(config: Any, input_size: tuple[int, int, int], mean: tuple, s
     )
 
 
-def _create(config: Any, input_size: tuple[int, int, int], **args: Any) -> Transform:
+def _create(config: Config, input_size: tuple[int, int, int], **args: Any) -> Transform:
     try:
         transform = create_transform(input_size, **args)
     except (AssertionError, ValueError, KeyError, IndexError, TypeError) as error:

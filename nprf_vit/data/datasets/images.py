@@ -11,6 +11,7 @@ from timm.data.dataset import ImageDataset, IterableImageDataset
 from timm.data.readers.reader_image_folder import ReaderImageFolder
 from torch.utils.data import Dataset
 
+from nprf_vit.config.schema import Config
 from nprf_vit.data.image_file import check_regular, decode, reading, to_mode
 from nprf_vit.errors import InputError
 
@@ -69,7 +70,7 @@ class ImageSource(Dataset):
         return None
 
 
-def open_source(config: Any, split: str) -> ImageSource | IterableImageDataset:
+def open_source(config: Config, split: str) -> ImageSource | IterableImageDataset:
     """Open a split ('train' or 'validation' by the config's names) and check its classes and its size."""
     training = split == 'train'
     split_name = config.train_split if training else config.val_split
@@ -96,7 +97,7 @@ def open_source(config: Any, split: str) -> ImageSource | IterableImageDataset:
     return source
 
 
-def _open_by_name(config: Any, split_name: str, mode: str, training: bool) -> Any:
+def _open_by_name(config: Config, split_name: str, mode: str, training: bool) -> Any:
     name, root = config.dataset, config.data_dir
     if root and not config.dataset_download and not name.startswith(OWN_CACHE) and not Path(root).exists():
         raise InputError(f'the data folder {root} does not exist')
@@ -118,7 +119,7 @@ def _open_by_name(config: Any, split_name: str, mode: str, training: bool) -> An
         raise InputError(f'cannot open dataset {name} in {root}: KeyError: {error}') from error
 
 
-def _check_counts(source: ImageSource, config: Any, training: bool) -> None:
+def _check_counts(source: ImageSource, config: Config, training: bool) -> None:
     classes = source.num_classes
     if config.num_classes is not None and classes is not None and classes != config.num_classes:
         raise InputError(f'{source.name} has {classes} classes, the configuration num_classes {config.num_classes}')

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from nprf_vit.config.schema import Config
 from nprf_vit.data.sample_order import Key
 from nprf_vit.data.seeding import derive_seed
 from nprf_vit.errors import InputError
@@ -72,7 +73,7 @@ def published_count(dataset: str, split: str) -> int | None:
     return COUNTS.get((dataset.removeprefix('imagenet32_'), split))
 
 
-def open_pixels(config: Any, split: str) -> PixelSource:
+def open_pixels(config: Config, split: str) -> PixelSource:
     """A split ('train' or 'validation') of the configuration's dataset, its number of images checked."""
     name = config.dataset
     if name not in VERSIONS:
