@@ -158,6 +158,18 @@ def test_zero_keys_under_a_peak(backend, peak, scale, causal):
     assert_gradients(actual, expected, 2e-3)
 
 
+@pytest.mark.parametrize('backend', ['direct', 'fft', 'window'])
+def test_rows_that_see_beyond_a_window_of_zero_keys(backend):
+    """All near keys are zero and lie e^100 above what the row sees: times large values, more than float32 holds."""
+    case = make_case(60, dtype=torch.float32)
+    case = dataclasses.replace(case, v=case.v * 1e8, bias=torch.zeros(2, 3), far=torch.full((2,), -100.0))
+    case.phi_k[0, :, 20:30] = 0
+    z, weights = case.run(backend), weights_of_seen_keys(case.map(torch.Tensor.double))
+    assert ((z - weights @ case.v.double()).abs() <= 1e-4 * (weights @ case.v.double().abs())).all()
+    for name, g in gradients(lambda c: c.run(backend), case, torch.ones_like(z), list(case.tensors())).items():
+        assert g.isfinite().all(), name
+
+
 # Overflow
 
 

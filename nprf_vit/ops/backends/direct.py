@@ -18,7 +18,9 @@ from . import linear
 
 # Beyond e^20 between the extremes of c, rows that see only small offsets get their own maximum (an exp per tile).
 WIDE = 20.0
-_HIGHEST = {torch.float32: 80.0, torch.float64: 600.0}  # exponents of zero keys, see _Weights.of_items
+# Zero keys may lie above their row's maximum: bounds of their exponents, and of the gradients of their scores.
+_HIGHEST = {torch.float32: 80.0, torch.float64: 600.0}
+_LARGEST = {torch.float32: 1e30, torch.float64: 1e290}
 # 256 queries × 1024 keys, and as many heads as make a million scores: 4 MB. One head of 4096 keys was half as slow
 # again at 96×96, because two threads then share each product. Where heads do not come in fours, more queries instead,
 # up to 1024: an odd product of 256 rows keeps one core busy, not two. A grid whose shorter side is above 256 takes
@@ -85,6 +87,9 @@ def backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad):
             if bias_grad:
                 _add_batches(d_c, scores.mul_(d_scores), t)
             _weigh(d_scores, c)
+            if shared is None:  # infinite where a zero key lies far above the maximum: times its features, NaN
+                limit = _LARGEST[d_scores.dtype]
+                d_scores.clamp_(-limit, limit)
             part = torch.bmm(d_scores, keys)  # G, q, M
             _rows(d_q, b, t.heads, t.q).add_(part.flip(1) if flip else part)
             _rows(d_k, b, t.heads, t.k).baddbmm_(d_scores.transpose(1, 2), queries)
