@@ -143,6 +143,25 @@ def in_child(work: Callable[[], int | None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def as_nobody(work: Callable[[], int | None]) -> Callable[[], int | None]:
+    """The same work for `in_child`, by a user who may read only what all may: root may read anything."""
+
+    def changed():
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+        return work()
+
+    return changed
+
+
+def open_to_all(folder: Path, above: int = 2) -> None:
+    """Let every user enter and read a folder with all that is in it, and enter those above it."""
+    for path in (*folder.parents[:above], *folder.rglob('*'), folder):
+        path.chmod(path.stat().st_mode | 0o055)
+
+
 def wait_for(condition: Callable[[], bool], what: str, seconds: int = 120) -> None:
     """For processes of their own, whose progress shows in files only."""
     for _ in range(seconds * 20):

@@ -99,9 +99,9 @@ def open_source(config: Config, split: str) -> ImageSource | IterableImageDatase
 
 def _open_by_name(config: Config, split_name: str, mode: str, training: bool) -> Any:
     name, root = config.dataset, config.data_dir
-    if root and not config.dataset_download and not name.startswith(OWN_CACHE) and not Path(root).exists():
-        raise InputError(f'the data folder {root} does not exist')
     try:
+        if root and not config.dataset_download and not name.startswith(OWN_CACHE) and not Path(root).exists():
+            raise InputError(f'the data folder {root} does not exist')
         return create_dataset(
             name,
             root=root,
@@ -112,7 +112,9 @@ def _open_by_name(config: Config, split_name: str, mode: str, training: bool) ->
             batch_size=config.batch_size,
             **({} if name.startswith('torch/') else {'input_img_mode': mode}),
         )
-    except (AssertionError, ModuleNotFoundError, RuntimeError, FileNotFoundError, ValueError) as error:
+    except InputError:
+        raise
+    except (AssertionError, ModuleNotFoundError, RuntimeError, OSError, ValueError) as error:
         text = str(error).replace('download=True', '--set dataset_download=true')
         raise InputError(f'cannot open dataset {name} in {root}: {text}') from error
     except KeyError as error:  # its text is the missing key alone

@@ -79,21 +79,26 @@ def open_pixels(config: Config, split: str) -> PixelSource:
     if name not in VERSIONS:
         raise InputError(f'no dataset {name!r} for the task pixel: expected one of {", ".join(VERSIONS)}')
     expected = config.train_images if split == 'train' else config.val_images
-    if name == 'digits':
-        images = Digits(split).levels[..., None]
-    else:
-        root = _existing(config.data_dir, name)
-        if name == 'arrays':
-            images = _read_arrays(root, split)
-        else:
-            expected = expected or published_count(name, split)
-            images = (BatchImages if name.endswith('chrabaszcz') else PngImages)(root, split)
+    expected = expected or published_count(name, split)
+    try:
+        images = _open_images(name, config.data_dir, split)
+    except OSError as error:
+        raise InputError(f'cannot read {config.data_dir}: {error}') from error
     source = PixelSource(images, f'{VERSIONS[name]}, {split},')
     if expected is not None and len(source) != expected:
         raise InputError(f'{source.name} has {len(source)} images: expected {expected}')
     if len(source) == 0:
         raise InputError(f'{source.name} holds no images')
     return source
+
+
+def _open_images(name: str, data_dir: str | None, split: str) -> Any:
+    if name == 'digits':
+        return Digits(split).levels[..., None]
+    root = _existing(data_dir, name)
+    if name == 'arrays':
+        return _read_arrays(root, split)
+    return (BatchImages if name.endswith('chrabaszcz') else PngImages)(root, split)
 
 
 def _existing(data_dir: str | None, name: str) -> Path:

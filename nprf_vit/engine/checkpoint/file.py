@@ -3,6 +3,7 @@
 `last.pt` is the newest, `last-1.pt` the one before it, and so on; `best.pt` holds weights only.
 """
 
+import errno
 import os
 import pickle
 import struct
@@ -29,11 +30,16 @@ LAST = 'last.pt'
 DAMAGE = (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
 DAMAGE += (AssertionError, MemoryError, OverflowError, pickle.UnpicklingError, struct.error, SafetensorError)
 DAMAGE += (zipfile.BadZipFile, zlib.error)
+_DAMAGED_OFFSET = (None, errno.EINVAL)  # of an OSError that tells of wrong bytes, such as a seek before the beginning
 _WEIGHTS_OF = ('state_dict', 'model')  # where timm and DeiT keep them
 
 
 class WrongCheckpoint(InputError):
     """A checkpoint that cannot be read or whose content cannot be; `--resume auto` goes on to an older one."""
+
+
+class InaccessibleCheckpoint(InputError):
+    """A file whose bytes cannot be had: nothing is known of its content, so it is neither passed over nor set aside."""
 
 
 def save_checkpoint(content: dict[str, Any], path: Path, keep: int | None = None) -> None:
@@ -84,17 +90,34 @@ def checkpoints(folder: Path) -> list[Path]:
 def check_file(path: str | Path) -> Path:
     """The path of a file, or what is there instead."""
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f'no checkpoint file {path}: it is a folder, give a file in it such as {LAST}')
-    if not path.is_file():
-        raise InputError(f'no checkpoint file {path}')
+    try:
+        if path.is_dir():
+            raise InputError(f'no checkpoint file {path}: it is a folder, give a file in it such as {LAST}')
+        if not path.is_file():
+            raise InputError(f'no checkpoint file {path}')
+    except OSError as error:  # a folder above it that may not be entered
+        raise _inaccessible(path, error) from error
     return path
 
 
-def unreadable(path: str | Path, error: Exception) -> 'WrongCheckpoint':
-    """Libraries tell of a damaged file in many words, or in one number."""
+def unreadable(path: str | Path, error: Exception) -> InputError:
+    """Libraries tell of a damaged file in many words, or in one number; of one that cannot be read in the same."""
+    if isinstance(error, OSError) and error.errno not in _DAMAGED_OFFSET:
+        return _inaccessible(path, error)
+    try:
+        with open(path, 'rb') as stream:
+            while stream.read(1 << 24):
+                pass
+    except OSError as refusal:  # torch has its own word for it
+        return _inaccessible(path, refusal)
     reason = first_line(error).split('. ')[0]
     return WrongCheckpoint(f'cannot read checkpoint {path}: damaged, cut off, or of another kind ({reason[:100]})')
+
+
+def _inaccessible(path: str | Path, error: OSError) -> InaccessibleCheckpoint:
+    return InaccessibleCheckpoint(
+        f'cannot read checkpoint {path}: {error.strerror}; it stays where it is: make it readable, or move it away'
+    )
 
 
 def read_checkpoint(path: str | Path, any_format: bool = False) -> dict[str, Any]:
@@ -143,7 +166,8 @@ def newest_good(
 ) -> tuple[Path | None, dict[str, Any] | None, dict[Path, str]]:
     """The newest checkpoint that is whole and passes `check`, and what is wrong with newer ones, by file.
 
-    Without any file there is nothing to continue; with nothing but bad ones the user decides.
+    Without any file there is nothing to continue; with nothing but bad ones, or where one cannot be read, the user
+    decides.
 
     Args:
         known: Files of which it is known already what is wrong with them.
@@ -156,6 +180,8 @@ def newest_good(
             content = read_checkpoint(path)
             check(content, str(path))
             return path, content, bad
+        except InaccessibleCheckpoint:
+            raise
         except InputError as error:
             bad[path] = str(error)
     if bad:

@@ -1,18 +1,33 @@
 """Checkpoint files: what is in them, how many are kept, and what happens to those that are not what they seem."""
 
+import errno
+import os
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
-from nprf_vit.engine.checkpoint.file import checkpoints, read_checkpoint, save_checkpoint
+import train as command
+from nprf_vit.engine.checkpoint.file import InaccessibleCheckpoint, checkpoints, read_checkpoint, save_checkpoint
 from nprf_vit.engine.model import build_model
 from nprf_vit.engine.validate import validate
-from nprf_vit.errors import InputError
+from nprf_vit.errors import Exit, InputError
 from tests.data.folders import digit_folder
-from tests.engine.running import ONE, assert_same_end, run_here, same, small_config, state
+from tests.engine.running import (
+    ONE,
+    as_nobody,
+    assert_same_end,
+    config_file,
+    in_child,
+    open_to_all,
+    run_here,
+    same,
+    small_config,
+    state,
+)
 
 
 @pytest.fixture(scope='module')
@@ -97,6 +112,50 @@ def test_without_a_good_one_the_user_decides(whole, scans, tmp_path):
     with pytest.raises(InputError, match=r'last.pt: .*last-2.pt: .* holds no other checkpoint: remove it to begin'):
         run_here(tmp_path, resume='auto', **scans)
     assert len(checkpoints(tmp_path)) == 3
+
+
+def forbid(path):
+    path.chmod(0o000)
+
+
+def fail_to_read(path):
+    """Linux: a regular file whose first byte gives EIO."""
+    path.unlink()
+    path.symlink_to('/proc/self/mem')
+
+
+@pytest.mark.parametrize(
+    ('hide', 'user', 'reason'),
+    [(forbid, as_nobody, 'Permission denied'), (fail_to_read, lambda work: work, 'Input/output error')],
+)
+@pytest.mark.parametrize('resume', ['auto', 'last.pt'])
+def test_one_that_cannot_be_read_stays_where_it_is(whole, scans, tmp_path, capfd, hide, user, reason, resume):
+    run = tmp_path / 'run'
+    shutil.copytree(whole, run)
+    file = config_file(tmp_path, recovery_interval=1, **scans)
+    open_to_all(tmp_path)
+    open_to_all(Path(scans['data_dir']), above=1)
+    for path in (run, *run.iterdir()):
+        path.chmod(0o777)
+    hide(run / 'last.pt')
+    arguments = ['--config', str(file), '--output', str(run)]
+    arguments += ['--resume', resume if resume == 'auto' else str(run / resume)]
+    names = sorted(path.name for path in run.iterdir())
+    code = in_child(user(lambda: command.main(arguments)))
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert code == Exit.INPUT, lines[-6:]
+    (line,) = lines
+    assert line.startswith(f'error: cannot read checkpoint {run}/last.pt: {reason}; it stays where it is')
+    assert sorted(path.name for path in run.iterdir()) == names
+
+
+def test_a_read_that_fails_once_is_no_damage(whole, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(torch, 'load', fail)
+    with pytest.raises(InaccessibleCheckpoint, match='Input/output error'):
+        read_checkpoint(whole / 'last.pt')
 
 
 def test_any_changed_byte_is_noticed_or_harmless(whole, tmp_path):
