@@ -15,8 +15,8 @@ from nprf_vit.config.schema import Config
 from nprf_vit.data.batch_plan import BatchPlan, plan_batches
 from nprf_vit.data.datasets.folder import check_same_classes
 from nprf_vit.data.datasets.images import ImageSource
-from nprf_vit.data.datasets.pixels import published_count
 from nprf_vit.data.datasets.real_labels import RealLabels
+from nprf_vit.data.datasets.registry import Location, find_dataset, published_count
 from nprf_vit.data.fixed_length_epochs import SpanBatches
 from nprf_vit.data.sample_order import SampleOrder, TrainBatches
 from nprf_vit.engine.distributed.process_group import Place
@@ -211,7 +211,8 @@ def _dry_size(config: Config) -> int:
     known = config.train_images or published_count(config.dataset, 'train')
     if known:
         return known
-    if config.data_dir or config.dataset == 'digits':
+    entry = find_dataset(config.dataset)
+    if config.data_dir or (entry is not None and entry.location is Location.BUNDLED):
         return len(open_images(config, 'train'))
     raise InputError('a dry run needs the size of the training set: give --data-dir, or the key train_images')
 

@@ -22,12 +22,6 @@ from .tars import check_end, reading_tar
 
 SIZE, CHANNELS, CLASSES = 32, 3, 1000
 ROW = SIZE * SIZE * CHANNELS
-COUNTS = {
-    ('chrabaszcz', 'train'): 1_281_167,
-    ('chrabaszcz', 'validation'): 50_000,
-    ('vandenoord', 'train'): 1_281_149,
-    ('vandenoord', 'validation'): 49_999,
-}
 _BATCHES = {'train': [f'train_data_batch_{i}' for i in range(1, 11)], 'validation': ['val_data']}
 _FOLDERS = {'train': 'train_32x32', 'validation': 'valid_32x32'}
 MAX_NAME, MAX_PNG = 255, 2**20  # characters; bytes, 300 times what the pixels need

@@ -1,12 +1,10 @@
 """From a dataset's name to images: random access to (PIL image, class), or a stream of them."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
-from timm.data import create_dataset
 from timm.data.dataset import ImageDataset, IterableImageDataset
 from timm.data.readers.reader_image_folder import ReaderImageFolder
 from torch.utils.data import Dataset
@@ -15,11 +13,7 @@ from nprf_vit.config.schema import Config
 from nprf_vit.data.image_file import check_regular, decode, reading, to_mode
 from nprf_vit.errors import InputError
 
-from .digits import Digits
-from .folder import open_folder
-
-READERS = ('torch/', 'hfds/', 'hfids/', 'tfds/', 'wds/')  # what timm's create_dataset knows by name
-OWN_CACHE = ('hfds/', 'hfids/', 'tfds/')  # find their data without a folder
+from .registry import Location, find_dataset, names_of
 
 
 class ImageSource(Dataset):
@@ -73,52 +67,27 @@ class ImageSource(Dataset):
 def open_source(config: Config, split: str) -> ImageSource | IterableImageDataset:
     """Open a split ('train' or 'validation' by the config's names) and check its classes and its size."""
     training = split == 'train'
-    split_name = config.train_split if training else config.val_split
-    mode = 'L' if config.in_chans == 1 else 'RGB'
     name = config.dataset
-    if name and name != 'digits' and not name.startswith(READERS):
+    entry = find_dataset(name, 'classification')
+    if entry is None:
+        names = names_of('classification')
+        whole = [each for each in names if each and not each.endswith('/')]
+        begins = [each for each in names if each.endswith('/')]
         raise InputError(
-            f'unknown dataset {name}: expected digits, a name that begins with {", ".join(READERS)}, or none for an '
-            'image folder'
+            f'unknown dataset {name}: expected {", ".join(whole)}, a name that begins with {", ".join(begins)}, or '
+            'none for an image folder'
         )
-    if name == 'digits':
-        dataset = Digits(split_name)
-    elif not config.data_dir and not name.startswith(OWN_CACHE):
+    if entry.location is Location.FOLDER and not config.data_dir:
         what = f'dataset {name}' if name else 'an image folder'
         raise InputError(f'{what} needs a data folder: give --data-dir DIR')
-    elif not name:
-        dataset = open_folder(config.data_dir, split_name, mode)
-    else:
-        dataset = _open_by_name(config, split_name, mode, training)
+    dataset = entry.openers['classification'](config, split)
     if isinstance(dataset, IterableImageDataset):
         return dataset
+    mode = 'L' if config.in_chans == 1 else 'RGB'
+    split_name = config.train_split if training else config.val_split
     source = ImageSource(dataset, mode, f'{name or config.data_dir} {split_name}', config.max_pixels)
     _check_counts(source, config, training)
     return source
-
-
-def _open_by_name(config: Config, split_name: str, mode: str, training: bool) -> Any:
-    name, root = config.dataset, config.data_dir
-    try:
-        if root and not config.dataset_download and not name.startswith(OWN_CACHE) and not Path(root).exists():
-            raise InputError(f'the data folder {root} does not exist')
-        return create_dataset(
-            name,
-            root=root,
-            split=split_name,
-            is_training=training,
-            download=config.dataset_download,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            **({} if name.startswith('torch/') else {'input_img_mode': mode}),
-        )
-    except InputError:
-        raise
-    except (AssertionError, ModuleNotFoundError, RuntimeError, OSError, ValueError) as error:
-        text = str(error).replace('download=True', '--set dataset_download=true')
-        raise InputError(f'cannot open dataset {name} in {root}: {text}') from error
-    except KeyError as error:  # its text is the missing key alone
-        raise InputError(f'cannot open dataset {name} in {root}: KeyError: {error}') from error
 
 
 def _check_counts(source: ImageSource, config: Config, training: bool) -> None:

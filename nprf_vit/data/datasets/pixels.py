@@ -13,17 +13,7 @@ from nprf_vit.data.sample_order import Key
 from nprf_vit.data.seeding import derive_seed
 from nprf_vit.errors import InputError
 
-from .digits import Digits
-from .imagenet32 import COUNTS, BatchImages, PngImages
-from .npz import read_npz
-
-# what reports call the data; the two versions of ImageNet32 never share a column
-VERSIONS = {
-    'imagenet32_chrabaszcz': 'ImageNet32 (Chrabaszcz et al. 2017)',
-    'imagenet32_vandenoord': 'ImageNet32 (van den Oord et al. 2016)',
-    'arrays': 'array file',
-    'digits': 'digits (scikit-learn, 8x8, 17 levels)',
-}
+from .registry import DatasetEntry, Location, find_dataset, names_of
 
 
 class PixelSource(Dataset):
@@ -68,23 +58,19 @@ def as_bytes(image: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(image.transpose(2, 0, 1).copy())
 
 
-def published_count(dataset: str, split: str) -> int | None:
-    """How many images a version of ImageNet32 has; None for other data."""
-    return COUNTS.get((dataset.removeprefix('imagenet32_'), split))
-
-
 def open_pixels(config: Config, split: str) -> PixelSource:
     """A split ('train' or 'validation') of the configuration's dataset, its number of images checked."""
     name = config.dataset
-    if name not in VERSIONS:
-        raise InputError(f'no dataset {name!r} for the task pixel: expected one of {", ".join(VERSIONS)}')
-    expected = config.train_images if split == 'train' else config.val_images
-    expected = expected or published_count(name, split)
+    entry = find_dataset(name, 'pixel')
+    if entry is None:
+        raise InputError(f'no dataset {name!r} for the task pixel: expected one of {", ".join(names_of("pixel"))}')
     try:
-        images = _open_images(name, config.data_dir, split)
+        _check_location(entry, config.data_dir)
+        images = entry.openers['pixel'](config, split)
     except OSError as error:
         raise InputError(f'cannot read {config.data_dir}: {error}') from error
-    source = PixelSource(images, f'{VERSIONS[name]}, {split},')
+    source = PixelSource(images, f'{entry.title}, {split},')
+    expected = (config.train_images if split == 'train' else config.val_images) or entry.counts.get(split)
     if expected is not None and len(source) != expected:
         raise InputError(f'{source.name} has {len(source)} images: expected {expected}')
     if len(source) == 0:
@@ -92,32 +78,16 @@ def open_pixels(config: Config, split: str) -> PixelSource:
     return source
 
 
-def _open_images(name: str, data_dir: str | None, split: str) -> Any:
-    if name == 'digits':
-        return Digits(split).levels[..., None]
-    root = _existing(data_dir, name)
-    if name == 'arrays':
-        return _read_arrays(root, split)
-    return (BatchImages if name.endswith('chrabaszcz') else PngImages)(root, split)
-
-
-def _existing(data_dir: str | None, name: str) -> Path:
-    what = 'a file, --data-dir FILE.npz' if name == 'arrays' else 'a folder, --data-dir DIR'
+def _check_location(entry: DatasetEntry, data_dir: str | None) -> None:
+    is_file = entry.location is Location.FILE
+    if not is_file and entry.location is not Location.FOLDER:
+        return
+    what = 'a file, --data-dir FILE.npz' if is_file else 'a folder, --data-dir DIR'
     if not data_dir:
-        raise InputError(f'dataset {name} needs {what}')
+        raise InputError(f'dataset {entry.name} needs {what}')
     path = Path(data_dir)
-    if not (path.is_file() if name == 'arrays' else path.is_dir()):
-        raise InputError(f'{data_dir} does not exist: dataset {name} needs {what}')
-    return path
-
-
-def _read_arrays(path: Path, split: str) -> np.ndarray:
-    name = 'x_train' if split == 'train' else 'x_test'
-    array = read_npz(path, (name,)).get(name)
-    if array is None or array.ndim != 4 or array.dtype != np.uint8:
-        got = 'absent' if array is None else f'{array.dtype} {array.shape}'
-        raise InputError(f'{name} in {path} is {got}: expected uint8 images (N, H, W, C)')
-    return array
+    if not (path.is_file() if is_file else path.is_dir()):
+        raise InputError(f'{data_dir} does not exist: dataset {entry.name} needs {what}')
 
 
 class SyntheticPixels(Dataset):

@@ -13,7 +13,7 @@ import timm
 from tqdm import tqdm
 
 from nprf_vit.config.schema import Config
-from nprf_vit.data.datasets.pixels import VERSIONS
+from nprf_vit.data.datasets.registry import find_dataset
 
 from . import curves
 from .folder import write_rows
@@ -67,7 +67,7 @@ def results_table(config: Config, metrics: dict[str, Any]) -> str:
 def bits_table(config: Config, metrics: dict[str, Any]) -> str:
     """Bits per dimension with their standard error, under the name of the data they belong to."""
     first = max(34, len(f'{config.model} (EMA)') + 1)
-    lines = [f'on {VERSIONS[config.dataset]}', f'{"":<{first}}{"bits/dim":>10}{"error":>10}{"images":>9}']
+    lines = [f'on {find_dataset(config.dataset).title}', f'{"":<{first}}{"bits/dim":>10}{"error":>10}{"images":>9}']
     for label, prefix in (('', ''), (' (EMA)', 'ema_')):
         if f'{prefix}bpd' in metrics:
             bits, error = metrics[f'{prefix}bpd'], metrics[f'{prefix}bpd_se']
