@@ -10,6 +10,7 @@ from .dispatch import choose_backend
 from .nonfinite import without_nonfinite
 from .offsets import extend_table, extend_table_backward, has_peak
 from .precision import without_autocast
+from .scratch import keep_freed_pages
 
 _ALGORITHMS = {'direct': direct, 'fft': fft, 'linear': linear}
 # Below this a float32 denominator has lost digits to underflow and the product is repeated in float64.
@@ -30,6 +31,8 @@ def attend(
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention and its denominators (B, K, N). Opaque, because backends look at the bias's values."""
+    if v.device.type == 'cpu':
+        keep_freed_pages()
     inputs, options = (phi_q, phi_k, v, bias, far), (height, width, causal, positive, backend)
     with without_autocast(v):
         num, den = _forward(*inputs, (height, width), causal, backend)
