@@ -88,6 +88,13 @@ def test_values(name):
     assert {key: getattr(config, key) for key in expected} == expected
 
 
+def test_rows_differ_in_model_and_schedule_only():
+    """So that what is shown of one row's data pipeline is shown of all."""
+    first, *others = (load_config(IMAGENET / f'{name}.yaml').to_dict() for name in ROWS)
+    keys = {key for other in others for key in first if other[key] != first[key]}
+    assert keys == {'model', 'initial_checkpoint', 'lr', 'epochs', 'warmup_epochs', 'warmup_lr'}
+
+
 @pytest.mark.parametrize('name', ROWS)
 def test_header_has_row_command_and_what_was_measured(name):
     text = (IMAGENET / f'{name}.yaml').read_text(encoding='utf-8')
