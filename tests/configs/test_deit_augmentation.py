@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 from timm.data.auto_augment import RandAugment
 
+from nprf_vit.config.yaml_file import load_config
 from nprf_vit.data.transforms import train_transform
-from nprf_vit.engine.config_file import load_config
 
 from .test_tables import IMAGENET
 
