@@ -172,7 +172,7 @@ def test_two_processes_killed_and_continued(name, photographs, deit, tmp_path):
 def test_pixels_in_two_processes_killed_and_continued(name, tmp_path):
     train, val = 80, 10
     write_imagenet32(tmp_path / 'data', train, val)
-    # softmax weighs all 3072 x 3072 pairs: a quarter of the others' heads and images for it
+    # softmax weighs all 3072 x 3072 pairs: it gets half of the others' heads and images
     heads, batch = (1, 1) if name.startswith('softmax') else (2, 2)
     changes = {'data_dir': str(tmp_path / 'data'), 'train_images': train, 'val_images': val}
     changes |= {'global_batch': 2 * batch, 'batch_size': batch, 'workers': 1, 'threads': 1}
