@@ -14,14 +14,13 @@ from timm.layers import to_2tuple
 from timm.models import VisionTransformer, clean_state_dict, load_state_dict
 from torch import nn
 
-import nprf_vit  # noqa: F401 - registers the models with timm
 from nprf_vit.config.schema import Config
 from nprf_vit.engine.checkpoint.file import DAMAGE, WrongCheckpoint, check_file, read_state_dict, unreadable
 
 from ..data.seeding import derive_seed
 from ..errors import InputError, first_line
 from ..layers import RelPosBias
-from ..models import KernelVisionTransformer, PixelTransformer
+from ..models import KernelVisionTransformer, PixelTransformer  # also registers the models with timm
 
 _logger = logging.getLogger(__name__)
 

@@ -10,9 +10,16 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module, trunc_normal_
 from torch import nn
 
-from nprf_vit.ops.offsets import extend_table
+from nprf_vit.ops.offsets import expand_table, extend_table
 
 EXTEND = ('interpolate', 'extend')
+REL_POS = ('shared', 'layer', 'none')
+
+
+def check_rel_pos(rel_pos: str) -> None:
+    """Raise for a choice of tables that does not exist."""
+    if rel_pos not in REL_POS:
+        raise ValueError(f'unknown rel_pos {rel_pos!r}: expected one of {", ".join(REL_POS)}')
 
 
 def check_extend(extend: str) -> None:
@@ -47,28 +54,6 @@ def resize_table(table: torch.Tensor, grid_size: Sequence[int]) -> torch.Tensor:
     wide = table.to(torch.promote_types(table.dtype, torch.float32))
     out = F.interpolate(wide.unsqueeze(0), size=size, mode=mode, align_corners=False)
     return out.squeeze(0).to(table.dtype)
-
-
-def expand_table(table: torch.Tensor, grid_size: Sequence[int]) -> torch.Tensor:
-    """Gather the dense bias B[k, i, j] = table[k, offset of key j from query i]; O(N²) memory.
-
-    Args:
-        table: (K, 2H-1, 2W-1) or (K, 2N-1).
-        grid_size: (H, W) or (N,).
-
-    Returns:
-        (K, N, N).
-    """
-    offsets = []
-    for s in grid_size:
-        pos = torch.arange(s, device=table.device)
-        offsets.append(pos[None, :] - pos[:, None] + (s - 1))  # s queries, s keys
-    if len(offsets) == 1:
-        return table[:, offsets[0]]  # K, N, N
-    y, x = offsets
-    index = y[:, None, :, None] * (2 * grid_size[1] - 1) + x[None, :, None, :]  # H, W, H, W
-    n = grid_size[0] * grid_size[1]
-    return table.flatten(1)[:, index.reshape(n, n)]  # K, N, N
 
 
 def extend_window(window: torch.Tensor, far: torch.Tensor, grid_size: Sequence[int]) -> torch.Tensor:

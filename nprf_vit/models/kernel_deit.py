@@ -15,13 +15,11 @@ from torch import nn
 
 from nprf_vit.layers import KernelBlock, RelPosBias
 from nprf_vit.layers.attention import check_kernel
-from nprf_vit.layers.rel_pos import check_extend, check_grid_size
+from nprf_vit.layers.rel_pos import check_extend, check_grid_size, check_rel_pos
 
 from .state_dicts import adapt_state_dict, resize_pos_embed
 
 __all__ = ['KernelVisionTransformer']  # register_model adds the entry points
-
-REL_POS = ('shared', 'layer', 'none')
 
 
 @torch.fx.wrap
@@ -94,8 +92,7 @@ class KernelVisionTransformer(VisionTransformer):
     ) -> None:
         check_kernel(kernel, feature_dim)
         prefix_or_drop = class_token or kwargs.get('reg_tokens', 0) or kwargs.get('patch_drop_rate', 0)
-        if rel_pos not in REL_POS:
-            raise ValueError(f'unknown rel_pos {rel_pos!r}: expected one of {", ".join(REL_POS)}')
+        check_rel_pos(rel_pos)
         if rel_pos != 'none' and prefix_or_drop:
             raise ValueError(
                 f'rel_pos={rel_pos!r} needs every token on the grid: use no class token, register token or patch '

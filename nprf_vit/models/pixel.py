@@ -11,9 +11,8 @@ from torch import nn
 
 from nprf_vit.layers import KernelBlock, RelPosBias
 from nprf_vit.layers.attention import check_kernel
+from nprf_vit.layers.rel_pos import check_rel_pos
 from nprf_vit.ops.precision import without_autocast
-
-from .kernel_deit import REL_POS
 
 __all__ = ['PixelTransformer', 'from_raster', 'to_raster']  # register_model adds the entry points
 
@@ -222,8 +221,7 @@ class PixelTransformer(nn.Module):
 def check_arguments(kernel: str, rel_pos: str, pos_embed: str, levels: int, length: int, total: int) -> None:
     """Raise for arguments of `PixelTransformer` that no model has."""
     check_kernel(kernel)
-    if rel_pos not in REL_POS:
-        raise ValueError(f'unknown rel_pos {rel_pos!r}: expected one of {", ".join(REL_POS)}')
+    check_rel_pos(rel_pos)
     if pos_embed not in ('learn', 'none'):
         raise ValueError(f"unknown pos_embed {pos_embed!r}: expected 'learn' or 'none'")
     if levels < 2:

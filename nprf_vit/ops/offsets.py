@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +54,28 @@ def offsets_shape(shape: torch.Size) -> tuple[int, ...]:
     """Shape of the memory that `sum_offsets` needs."""
     heads, q_rows, q_cols, k_rows, k_cols = shape
     return (heads, q_rows, q_cols, q_rows + k_rows - 1, q_cols + k_cols - 1)
+
+
+def expand_table(table: torch.Tensor, grid_size: Sequence[int]) -> torch.Tensor:
+    """Gather the dense bias B[k, i, j] = table[k, offset of key j from query i]; O(N²) memory.
+
+    Args:
+        table: (K, 2H-1, 2W-1) or (K, 2N-1).
+        grid_size: (H, W) or (N,).
+
+    Returns:
+        (K, N, N).
+    """
+    offsets = []
+    for s in grid_size:
+        pos = torch.arange(s, device=table.device)
+        offsets.append(pos[None, :] - pos[:, None] + (s - 1))  # s queries, s keys
+    if len(offsets) == 1:
+        return table[:, offsets[0]]  # K, N, N
+    y, x = offsets
+    index = y[:, None, :, None] * (2 * grid_size[1] - 1) + x[None, :, None, :]  # H, W, H, W
+    n = grid_size[0] * grid_size[1]
+    return table.flatten(1)[:, index.reshape(n, n)]  # K, N, N
 
 
 def extend_table(window: torch.Tensor, far: torch.Tensor, height: int, width: int) -> torch.Tensor:

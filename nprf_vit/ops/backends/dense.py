@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from nprf_vit.layers.rel_pos import expand_table
+from nprf_vit.ops.offsets import expand_table
 
 
 def dense_kernel_attention(
