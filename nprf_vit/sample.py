@@ -23,6 +23,8 @@ from nprf_vit.engine.output.atomic_file import replace_file
 from nprf_vit.models.pixel_generation import PixelDecoder
 
 from .engine.model import build_model, load_exact
+from .engine.tasks.pixel import PixelLikelihood
+from .engine.tasks.registry import task_of
 from .errors import Exit, InputError, NotSaved, RunError, exit_with
 from .models.pixel import PixelTransformer, from_raster, to_raster
 from .processes import print_any_name
@@ -37,7 +39,7 @@ def load_model(checkpoint: str, use_ema: bool = True) -> PixelTransformer:
     """The model of a checkpoint with its averaged weights where it has them, ready for generation."""
     content = read_checkpoint(checkpoint)
     config = make_config(content['config'], origin=checkpoint)
-    if config.task != 'pixel':
+    if task_of(config) is not PixelLikelihood:
         raise InputError(
             f'{checkpoint} is a model for {config.task}: drawing needs one of pixels, such as digits_pixel'
         )

@@ -8,6 +8,7 @@ from typing import Any
 from nprf_vit.errors import InputError
 
 from .model_kwargs import check_model_kwargs
+from .task_keys import TASK_KEYS, eval_metrics
 
 
 def _key(default: Any, description: str, *, low=None, high=None, choices=None, free=False) -> Any:
@@ -24,10 +25,6 @@ def _key(default: Any, description: str, *, low=None, high=None, choices=None, f
     return field(default=default, metadata=metadata)
 
 
-_AUGMENTATION = ('scale', 'ratio', 'hflip', 'vflip', 'color_jitter', 'aa', 'aug_repeats', 'reprob', 'mixup', 'cutmix')
-_AUGMENTATION += ('smoothing', 'crop_pct', 'crop_mode')
-
-
 @dataclass(frozen=True)
 class Config:
     """One run. `None` means "off", or "what the model says" where a model has an opinion."""
@@ -37,7 +34,7 @@ class Config:
     task: str = _key(
         'classification',
         'What is learned: the class of an image, or its bytes one by one.',
-        choices=('classification', 'pixel'),
+        choices=tuple(TASK_KEYS),
     )
     img_size: int | tuple[int, ...] | None = _key(
         None,
@@ -142,7 +139,7 @@ class Config:
     eval_metric: str = _key(
         'top1',
         'What the best checkpoint is chosen by; ema_ is of the moving average.',
-        choices=('top1', 'ema_top1', 'loss', 'ema_loss', 'bpd', 'ema_bpd'),
+        choices=eval_metrics(),
     )
 
     # batches
@@ -260,15 +257,14 @@ class Config:
         check_model_kwargs(self.model_kwargs)
 
     def _check_task(self) -> None:
-        metrics = {'pixel': ('bpd', 'loss'), 'classification': ('top1', 'loss')}[self.task]
-        if self.eval_metric.removeprefix('ema_') not in metrics:
-            raise InputError(f'task {self.task} has no eval_metric {self.eval_metric}: expected {", ".join(metrics)}')
-        if self.task != 'pixel':
-            return
-        for name in (*_AUGMENTATION, 'num_classes', 'real_labels', 'mean', 'std'):
-            item = next(f for f in dataclasses.fields(self) if f.name == name)
-            if getattr(self, name) != item.default:
-                raise InputError(f'{name} {getattr(self, name)} means nothing to task pixel: bytes stay as they are')
+        keys = TASK_KEYS[self.task]
+        if self.eval_metric.removeprefix('ema_') not in keys.eval_metrics:
+            expected = ', '.join(keys.eval_metrics)
+            raise InputError(f'task {self.task} has no eval_metric {self.eval_metric}: expected {expected}')
+        for item in dataclasses.fields(self):
+            if item.name in keys.unused and getattr(self, item.name) != item.default:
+                value = getattr(self, item.name)
+                raise InputError(f'{item.name} {value} means nothing to task {self.task}: {keys.why}')
 
     @property
     def mixes(self) -> bool:

@@ -20,8 +20,8 @@ from nprf_vit.data.datasets.registry import Location, find_dataset, published_co
 from nprf_vit.data.fixed_length_epochs import SpanBatches
 from nprf_vit.data.sample_order import SampleOrder, TrainBatches
 from nprf_vit.engine.distributed.process_group import Place
-from nprf_vit.engine.tasks.build import build_task, build_transform, open_images, synthetic_samples
-from nprf_vit.engine.tasks.classification import Task
+from nprf_vit.engine.tasks.base import Task
+from nprf_vit.engine.tasks.registry import build_task, task_of
 
 from ..data.loaders import StreamLoader, eval_loader, train_loader
 from ..data.samples import TrainSamples
@@ -118,7 +118,7 @@ def build_training(
     task = build_task(config, model)
     data, evaluation = None, None
     if synthetic:
-        data = _indexed_data(config, place, plan, synthetic_samples(config, model), _dry_size(config))
+        data = _indexed_data(config, place, plan, task.synthetic_samples(config, model), _dry_size(config))
     else:
         data, evaluation = _real_data(config, place, plan, model)
     model.to(place.device)
@@ -144,8 +144,8 @@ def build_training(
 def build_evaluation(config: Config, place: Place, model: nn.Module, source: Any = None) -> Evaluation:
     """The validation split, each rank its share; the model tells input size and normalization."""
     build_task(config, model)  # a model of another task is told before its data is read
-    source = source or open_images(config, 'validation')
-    transform = build_transform(config, model, source, training=False)
+    source = source or task_of(config).open_images(config, 'validation')
+    transform = task_of(config).build_transform(config, model, source, training=False)
     if config.val_limit:
         source = _thin(source, config)
     real = None
@@ -170,8 +170,8 @@ def _thin(source: Any, config: Config) -> Subset:
 
 
 def _real_data(config, place, plan, model) -> tuple[TrainData, Evaluation]:
-    source, val = open_images(config, 'train'), open_images(config, 'validation')
-    transform = build_transform(config, model, source, training=True)
+    source, val = (task_of(config).open_images(config, split) for split in ('train', 'validation'))
+    transform = task_of(config).build_transform(config, model, source, training=True)
     evaluation = build_evaluation(config, place, model, val)
     if isinstance(source, IterableImageDataset):
         return _stream_data(config, place, plan, source, transform), evaluation
@@ -213,7 +213,7 @@ def _dry_size(config: Config) -> int:
         return known
     entry = find_dataset(config.dataset)
     if config.data_dir or (entry is not None and entry.location is Location.BUNDLED):
-        return len(open_images(config, 'train'))
+        return len(task_of(config).open_images(config, 'train'))
     raise InputError('a dry run needs the size of the training set: give --data-dir, or the key train_images')
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nprf_vit.engine.distributed.process_group import Place
-from nprf_vit.engine.tasks.classification import Task
+from nprf_vit.engine.tasks.base import Task
 from nprf_vit.errors import BadImage
 
 

@@ -12,7 +12,7 @@ from nprf_vit.engine.checkpoint.resume import Found, find_checkpoint, restarted
 from nprf_vit.engine.checkpoint.state import Progress, restore
 from nprf_vit.engine.distributed.process_group import Place
 from nprf_vit.engine.output.folder import Output, check_output, check_space
-from nprf_vit.engine.output.report import model_title, results_table
+from nprf_vit.engine.output.report import model_title
 
 from ..errors import InputError
 from .build import Training, build_training
@@ -111,7 +111,7 @@ def _opening(run: Training, progress: Progress, folder: Path) -> str:
 
 def _closing(run: Training, progress: Progress, folder: Path) -> str:
     best, name = progress.best, run.config.eval_metric
-    lines = [results_table(run.config, progress.history[-1])]
+    lines = [run.task.results_table(run.config, progress.history[-1])]
     if progress.skipped['total']:
         lines.append(f'{progress.skipped["total"]} steps were skipped for non-finite numbers: skipped_steps.jsonl')
     if progress.bad_images:

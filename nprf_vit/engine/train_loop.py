@@ -36,7 +36,9 @@ class Loop:
     ):
         self.run, self.progress, self.meter, self.should_stop = run, progress, meter, should_stop
         place, steps = run.place, run.data.steps_per_epoch
-        self.report = Reporter(run.config, output.folder, run.total_steps, steps, progress.step, place.is_main)
+        self.report = Reporter(
+            run.config, output.folder, run.total_steps, steps, progress.step, place.is_main, run.task
+        )
         self.report.check = output.lock.check
         self.output, self.log = output, output.steps
         self.faults = Faults(run, progress, output.folder, output.skips)

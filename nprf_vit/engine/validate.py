@@ -11,7 +11,6 @@ from nprf_vit.config.schema import Config
 from nprf_vit.engine.checkpoint.file import FORMAT, check_file, read_checkpoint
 from nprf_vit.engine.distributed.process_group import Place
 from nprf_vit.engine.output.provenance import provenance
-from nprf_vit.engine.output.report import results_table
 from nprf_vit.engine.output.result_file import ResultFile
 
 from ..errors import InputError, NotSaved
@@ -36,7 +35,7 @@ def validate(
     if place.is_main:
         about = {'model': config.model, 'checkpoint': checkpoint, 'dataset': config.dataset or 'image folder'}
         record = {**about, **metrics, 'provenance': provenance(place.world)}
-        _deliver(results_table(config, metrics), json.dumps(record, indent=2) + '\n', results)
+        _deliver(part.task.results_table(config, metrics), json.dumps(record, indent=2) + '\n', results)
     return metrics
 
 

@@ -8,7 +8,9 @@ import pytest
 from nprf_vit.config.reference import as_help, as_page, default, sections
 from nprf_vit.config.schema import FIELDS, SECTIONS
 from nprf_vit.config.yaml_file import load_config, make_config
-from nprf_vit.engine.output.report import decimals, model_title, results_table
+from nprf_vit.engine.output.numbers import decimals
+from nprf_vit.engine.output.report import model_title
+from nprf_vit.engine.tasks.classification import Classification
 from tests.engine.running import ROOT, launch
 
 
@@ -56,8 +58,7 @@ def test_the_title_names_what_was_changed(name, title):
 @pytest.mark.parametrize('loss', [0.1, 9999.9, 1e5, 3.4e38, math.nan, math.inf])
 def test_a_diverged_loss_keeps_its_column(loss):
     metrics = {'top1': 100.0, 'top5': 100.0, 'loss': loss, 'images': 50000}
-    header, row, _ = results_table(make_config({'model': 'nprf_deit_base_norpe', 'num_classes': 1000}), metrics).split(
-        '\n'
-    )
+    config = make_config({'model': 'nprf_deit_base_norpe', 'num_classes': 1000})
+    header, row, _ = Classification.results_table(config, metrics).split('\n')
     assert len(header) == len(row) and row.index('50000') + 5 == len(header)
     assert len(decimals(loss)) <= 9

@@ -5,8 +5,8 @@ import torch
 from timm.data.dataset import IterableImageDataset
 
 from nprf_vit.data.datasets.digits import Digits
-from nprf_vit.engine import build
 from nprf_vit.engine.checkpoint.file import read_checkpoint
+from nprf_vit.engine.tasks.classification import Classification
 from nprf_vit.errors import InputError
 
 from .running import run_here, same
@@ -33,7 +33,8 @@ class Reader:
 
 @pytest.fixture(autouse=True)
 def _streams(monkeypatch):
-    monkeypatch.setattr(build, 'open_images', lambda config, split: IterableImageDataset('', reader=Reader(split)))
+    opened = staticmethod(lambda config, split: IterableImageDataset('', reader=Reader(split)))
+    monkeypatch.setattr(Classification, 'open_images', opened)
 
 
 def test_resume_at_the_epoch_boundary(tmp_path, capsys):

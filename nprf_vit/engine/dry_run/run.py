@@ -11,7 +11,8 @@ from nprf_vit.config.schema import Config
 from nprf_vit.data.batch_plan import BatchPlan
 from nprf_vit.engine.build import build_training
 from nprf_vit.engine.distributed.process_group import Place
-from nprf_vit.engine.output.report import duration, model_title
+from nprf_vit.engine.output.numbers import duration
+from nprf_vit.engine.output.report import model_title
 from nprf_vit.errors import RunError
 from nprf_vit.models import PixelTransformer
 

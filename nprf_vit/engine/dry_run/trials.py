@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 from nprf_vit.config.schema import Config
 from nprf_vit.engine.build import Training, build_training
 from nprf_vit.engine.distributed.process_group import Place
-from nprf_vit.engine.tasks.build import synthetic_samples
+from nprf_vit.engine.tasks.registry import task_of
 from nprf_vit.engine.train_step import Clock, train_step
 
 from . import memory
@@ -42,8 +42,7 @@ class Bench:
 
     def __init__(self, config: Config, place: Place, say: Callable[[str], None], depth: int, images: int) -> None:
         self.config, self.place, self.say, self.depth, self.images = config, place, say, depth, images
-        # pairs are mixed, and batch norm takes no single image
-        self.smallest = 2 if config.task == 'classification' else 1
+        self.smallest = task_of(config).smallest_batch
 
     def trial(self, batch: int, depth: int) -> Trial | None:
         """Time and memory of an update; None if memory ran out on some rank."""
@@ -88,7 +87,7 @@ class Bench:
         """Seconds of an update: the median of a few after a first one, which allocates and tunes, or that if long."""
         run = build_training(config, self.place, synthetic=True)
         run.wrapped.train()
-        samples = synthetic_samples(config, run.model)
+        samples = run.task.synthetic_samples(config, run.model)
         images, targets = default_collate([samples[0, i, 0] for i in range(run.plan.micro)])
         if self.place.world > 1:
             self._try_alone(run, images, targets)

@@ -1,11 +1,9 @@
 """What people see: a progress bar, a line per epoch, one table at the end."""
 
 import contextlib
-import math
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +11,13 @@ import timm
 from tqdm import tqdm
 
 from nprf_vit.config.schema import Config
-from nprf_vit.data.datasets.registry import find_dataset
+from nprf_vit.engine.tasks.base import Task
 
 from . import curves
 from .folder import write_rows
-from .paper_results import paper_bits, paper_row
+from .numbers import decimals, duration
 
 _QUIET_SECONDS = 60  # between lines of a log file, and between drawings of the curves
-
-
-def duration(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
 
 
 def model_title(config: Config) -> str:
@@ -39,51 +33,13 @@ def model_title(config: Config) -> str:
     return config.model + (f' with {", ".join(parts)}' if parts else '')
 
 
-def decimals(value: float, width: int = 0) -> str:
-    """Four decimals, or an exponent where a diverged number would burst its column."""
-    return f'{value:>{width}.4f}' if abs(value) < 1e4 or not math.isfinite(value) else f'{value:>{width}.2e}'
-
-
-def results_table(config: Config, metrics: dict[str, Any]) -> str:
-    """One table: the model, its EMA, ReaL labels where measured, and the paper's row."""
-    if config.task == 'pixel':
-        return bits_table(config, metrics)
-    first = max(26, len(f'{config.model} (EMA)') + 1)
-    lines = [f'{"":<{first}}{"top-1":>8}{"top-5":>8}{"loss":>10}{"images":>9}']
-    for label, prefix in (('', ''), (' (EMA)', 'ema_')):
-        if f'{prefix}top1' in metrics:
-            top1, top5, loss = (metrics[prefix + name] for name in ('top1', 'top5', 'loss'))
-            scores = f'{top1:>8.2f}{top5:>8.2f}{decimals(loss, 10)}'
-            lines.append(f'{config.model + label:<{first}}{scores}{metrics["images"]:>9}')
-        if f'{prefix}real_top1' in metrics:
-            top1, top5, images = (metrics[prefix + name] for name in ('real_top1', 'real_top5', 'real_images'))
-            lines.append(f'{"ReaL labels" + label:<{first}}{top1:>8.2f}{top5:>8.2f}{"":>10}{images:>9}')
-    paper = paper_row(config.model, config.num_classes)
-    if paper:
-        lines.append(f'{"paper, ImageNet-1K":<{first}}{paper[0]:>8.1f}{paper[1]:>8.1f}  {paper[2]}')
-    return '\n'.join(lines)
-
-
-def bits_table(config: Config, metrics: dict[str, Any]) -> str:
-    """Bits per dimension with their standard error, under the name of the data they belong to."""
-    first = max(34, len(f'{config.model} (EMA)') + 1)
-    lines = [f'on {find_dataset(config.dataset).title}', f'{"":<{first}}{"bits/dim":>10}{"error":>10}{"images":>9}']
-    for label, prefix in (('', ''), (' (EMA)', 'ema_')):
-        if f'{prefix}bpd' in metrics:
-            bits, error = metrics[f'{prefix}bpd'], metrics[f'{prefix}bpd_se']
-            numbers = decimals(bits, 10) + decimals(error, 10)
-            lines.append(f'{config.model + label:<{first}}{numbers}{metrics["images"]:>9}')
-    paper = paper_bits(config.model, config.dataset)
-    if paper:
-        lines.append(f'the paper has {paper} on ImageNet32 and does not say which version; they are not comparable')
-    return '\n'.join(lines)
-
-
 class Reporter:
     """Speaks on the main rank only. Without a terminal there is a line a minute instead of the bar."""
 
-    def __init__(self, config: Config, folder: Path, total_steps: int, steps_per_epoch: int, step: int, is_main: bool):
-        self.config, self.folder, self.is_main = config, folder, is_main
+    def __init__(
+        self, config: Config, folder: Path, total_steps: int, steps_per_epoch: int, step: int, is_main: bool, task: Task
+    ):
+        self.config, self.folder, self.is_main, self.task = config, folder, is_main, task
         self.total_steps, self.steps_per_epoch = total_steps, steps_per_epoch
         self.first_step, self.started = step, time.perf_counter()
         self.last_line = self.last_drawing = self.started
@@ -165,12 +121,9 @@ class Reporter:
             f'loss {decimals(row["train_loss"])}',
             f'lr {row["lr"]:.2e}',
         ]
-        for label, name in (('top-1', 'top1'), ('top-5', 'top5'), ('EMA top-1', 'ema_top1')):
-            if row.get(name) is not None:
-                parts.append(f'{label} {row[name]:.2f}')
-        for label, name in (('bits/dim', 'bpd'), ('EMA bits/dim', 'ema_bpd')):
-            if row.get(name) is not None:
-                parts.append(f'{label} {decimals(row[name])}')
+        for shown in self.task.shown:
+            if row.get(shown.metric) is not None:
+                parts.append(f'{shown.label} {decimals(row[shown.metric], digits=shown.decimals)}')
         parts += [f'{row["images_per_s"]:.0f} img/s', f'data wait {row["data_wait"]:.0%}']
         parts.append(f'left {duration(self.seconds_left(row["step"]))}')
         return '  '.join(parts)

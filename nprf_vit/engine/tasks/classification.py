@@ -1,36 +1,30 @@
-"""What is learned and what is measured. A task is all the loop and the evaluation know of either."""
+"""The class of an image: top-1, top-5, ReaL labels."""
 
-from typing import Any, Protocol
+from typing import Any
 
-import torch
 import torch.nn.functional as F
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+from torch import nn
 
 from nprf_vit.config.schema import Config
+from nprf_vit.data.datasets.images import open_source
 from nprf_vit.data.datasets.real_labels import RealLabels
 from nprf_vit.data.mixup import BlockMixup
+from nprf_vit.data.resizing import BoundedTransform
+from nprf_vit.data.samples import SyntheticSamples, Transform
+from nprf_vit.data.transforms import eval_transform, train_transform
+from nprf_vit.engine.model import input_size, normalization
+from nprf_vit.engine.output.numbers import decimals
+from nprf_vit.engine.output.paper_results import paper_row
 
-Sums = dict[str, torch.Tensor]
-
-
-class Task(Protocol):
-    """The mean training loss of a micro-batch; evaluation sums of a batch, and metrics from their totals."""
-
-    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor: ...
-
-    def mix(
-        self, images: torch.Tensor, targets: torch.Tensor, step: int, epoch: int, first_slot: int
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-    def measure(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None) -> Sums: ...
-
-    def summarize(self, totals: dict[str, float], count: int) -> dict[str, float]: ...
-
-    def is_better(self, new: float, old: float) -> bool: ...
+from .base import Shown, Task
 
 
-class Classification:
+class Classification(Task):
     """Cross-entropy with label smoothing and block-wise mixing; top-1, top-5 and plain cross-entropy."""
+
+    shown = (Shown('top-1', 'top1', 2), Shown('top-5', 'top5', 2), Shown('EMA top-1', 'ema_top1', 2))
+    smallest_batch = 2  # pairs are mixed, and batch norm takes no single image
 
     def __init__(self, config: Config, num_classes: int, real_labels: RealLabels | None = None):
         self.config, self.num_classes, self.real_labels = config, num_classes, real_labels
@@ -52,6 +46,28 @@ class Classification:
             self._loss = LabelSmoothingCrossEntropy(config.smoothing)
         else:
             self._loss = F.cross_entropy
+
+    @staticmethod
+    def fits(model):
+        return not hasattr(model, 'levels')
+
+    @classmethod
+    def build(cls, config, model, real_labels=None):
+        return cls(config, config.num_classes or model.num_classes, real_labels)
+
+    @staticmethod
+    def open_images(config, split):
+        return open_source(config, split)
+
+    @staticmethod
+    def build_transform(config: Config, model: nn.Module, source: Any, training: bool) -> Transform:
+        build = train_transform if training else eval_transform
+        transform = build(config, input_size(config, model), *normalization(config, model))
+        return BoundedTransform(transform, config.max_pixels)
+
+    @staticmethod
+    def synthetic_samples(config, model):
+        return SyntheticSamples(input_size(config, model), config.num_classes or model.num_classes, config.seed)
 
     def mix(self, images, targets, step, epoch, first_slot):
         if self.mixup is None:
@@ -86,3 +102,21 @@ class Classification:
 
     def is_better(self, new, old):
         return new < old if self.config.eval_metric.endswith('loss') else new > old
+
+    @staticmethod
+    def results_table(config: Config, metrics: dict[str, Any]) -> str:
+        """The model, its EMA, ReaL labels where measured, and the paper's row."""
+        first = max(26, len(f'{config.model} (EMA)') + 1)
+        lines = [f'{"":<{first}}{"top-1":>8}{"top-5":>8}{"loss":>10}{"images":>9}']
+        for label, prefix in (('', ''), (' (EMA)', 'ema_')):
+            if f'{prefix}top1' in metrics:
+                top1, top5, loss = (metrics[prefix + name] for name in ('top1', 'top5', 'loss'))
+                scores = f'{top1:>8.2f}{top5:>8.2f}{decimals(loss, 10)}'
+                lines.append(f'{config.model + label:<{first}}{scores}{metrics["images"]:>9}')
+            if f'{prefix}real_top1' in metrics:
+                top1, top5, images = (metrics[prefix + name] for name in ('real_top1', 'real_top5', 'real_images'))
+                lines.append(f'{"ReaL labels" + label:<{first}}{top1:>8.2f}{top5:>8.2f}{"":>10}{images:>9}')
+        paper = paper_row(config.model, config.num_classes)
+        if paper:
+            lines.append(f'{"paper, ImageNet-1K":<{first}}{paper[0]:>8.1f}{paper[1]:>8.1f}  {paper[2]}')
+        return '\n'.join(lines)

@@ -4,16 +4,47 @@ B batch, N bytes of an image, V levels.
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+
+from nprf_vit.config.schema import Config
+from nprf_vit.data.datasets.pixels import PixelSource, SyntheticPixels, as_bytes, open_pixels
+from nprf_vit.data.datasets.registry import find_dataset
+from nprf_vit.data.samples import Transform
+from nprf_vit.engine.output.numbers import decimals
+from nprf_vit.engine.output.paper_results import paper_bits
+
+from .base import Shown, Task
 
 
-class PixelLikelihood:
+class PixelLikelihood(Task):
     """Mean -log p of the bytes; evaluation has -log2 p of each image over its N bytes, and its standard error."""
 
-    def mix(self, images, targets, step, epoch, first_slot):
-        return images, targets
+    shown = (Shown('bits/dim', 'bpd', 4), Shown('EMA bits/dim', 'ema_bpd', 4))
+
+    @staticmethod
+    def fits(model):
+        return hasattr(model, 'levels')
+
+    @classmethod
+    def build(cls, config, model, real_labels=None):
+        return cls()
+
+    @staticmethod
+    def open_images(config, split):
+        return open_pixels(config, split)
+
+    @staticmethod
+    def build_transform(config: Config, model: nn.Module, source: PixelSource, training: bool) -> Transform:
+        source.check(model.in_chans, model.img_size, model.levels)
+        return as_bytes
+
+    @staticmethod
+    def synthetic_samples(config, model):
+        return SyntheticPixels(model.in_chans, model.img_size, model.levels, config.seed)
 
     def loss(self, logits, targets):
         return self._nats(logits, targets).mean()
@@ -36,3 +67,18 @@ class PixelLikelihood:
         """-log p of each byte: logits (B, N, V) and rasters of at least N bytes to (B, N)."""
         targets = targets[:, : logits.shape[1]].long()
         return F.cross_entropy(logits.float().transpose(1, 2), targets, reduction='none')
+
+    @staticmethod
+    def results_table(config: Config, metrics: dict[str, Any]) -> str:
+        """Bits per dimension with their standard error, under the name of the data they belong to."""
+        first = max(34, len(f'{config.model} (EMA)') + 1)
+        lines = [f'on {find_dataset(config.dataset).title}', f'{"":<{first}}{"bits/dim":>10}{"error":>10}{"images":>9}']
+        for label, prefix in (('', ''), (' (EMA)', 'ema_')):
+            if f'{prefix}bpd' in metrics:
+                bits, error = metrics[f'{prefix}bpd'], metrics[f'{prefix}bpd_se']
+                numbers = decimals(bits, 10) + decimals(error, 10)
+                lines.append(f'{config.model + label:<{first}}{numbers}{metrics["images"]:>9}')
+        paper = paper_bits(config.model, config.dataset)
+        if paper:
+            lines.append(f'the paper has {paper} on ImageNet32 and does not say which version; they are not comparable')
+        return '\n'.join(lines)

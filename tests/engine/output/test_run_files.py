@@ -98,7 +98,9 @@ def test_tensorboard(tmp_path):
 
 
 def test_paper_number_stands_beside_ours():
-    from nprf_vit.engine.output.report import results_table
+    from nprf_vit.engine.tasks.classification import Classification
+
+    results_table = Classification.results_table
 
     metrics = {'top1': 80.1, 'top5': 94.9, 'loss': 0.8, 'images': 50_000}
     table = results_table(small_config(model='nprf_deit_base', num_classes=1000), metrics)

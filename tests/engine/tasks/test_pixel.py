@@ -13,7 +13,6 @@ from nprf_vit.data.fixed_length_epochs import SpanBatches
 from nprf_vit.data.sample_order import SampleOrder, TrainBatches
 from nprf_vit.engine.checkpoint.file import read_checkpoint
 from nprf_vit.engine.lr_schedule import InverseSqrtLR
-from nprf_vit.engine.output.report import results_table
 from nprf_vit.engine.tasks.pixel import PixelLikelihood
 from nprf_vit.engine.train import train
 from nprf_vit.engine.validate import validate
@@ -160,7 +159,7 @@ def test_spans_run_through_the_passes(steps, micro):
 @pytest.mark.parametrize('name', ['chrabaszcz', 'vandenoord'])
 def test_reports_name_the_version(name):
     given = make_config({**SMALL, 'dataset': f'imagenet32_{name}'})
-    table = results_table(given, {'bpd': 3.7, 'bpd_se': 0.01, 'images': 5})
+    table = PixelLikelihood.results_table(given, {'bpd': 3.7, 'bpd_se': 0.01, 'images': 5})
     versions = {'chrabaszcz': 'Chrabaszcz et al. 2017', 'vandenoord': 'van den Oord et al. 2016'}
     assert [text in table for text in (versions.pop(name), *versions.values())] == [True, False]
     assert 'the paper has 3.68 on ImageNet32 and does not say which version' in table
