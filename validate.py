@@ -1,53 +1,10 @@
-"""Evaluate a model: python validate.py --config configs/digits.yaml --checkpoint output/digits/last.pt"""
+"""`nprf-validate` from a checkout: python validate.py --config FILE --checkpoint FILE"""
 
-import argparse
 import sys
 
-from nprf_vit.command import check_path, run_command
-from nprf_vit.config.yaml_file import load_config, make_config, override
-from nprf_vit.engine.distributed.process_group import process_group
-from nprf_vit.engine.validate import validate
-from nprf_vit.errors import Exit, InputError, RunError, exit_with
-from nprf_vit.processes import print_any_name
+from nprf_vit.validate import main, run
 
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument('--config', metavar='FILE', help='YAML file of the run')
-    what.add_argument(
-        '--model', metavar='NAME', help="a model of timm's registry; without a checkpoint, its own weights"
-    )
-    parser.add_argument(
-        '--checkpoint', metavar='FILE', help='weights: last.pt, best.pt, or any state dict of the model'
-    )
-    parser.add_argument('--data-dir', metavar='DIR', help='data folder, where the dataset needs one')
-    parser.add_argument('--json', metavar='FILE', help='write the results here too')
-    keys = 'override keys, which train.py --help and docs/configuration.md list'
-    parser.add_argument('--set', nargs='+', action='extend', default=[], metavar='KEY=VALUE', help=keys)
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    print_any_name()
-    try:
-        for name in ('config', 'checkpoint', 'data_dir', 'json'):
-            check_path(getattr(args, name), '--' + name.replace('_', '-'))
-        if args.config:
-            config = load_config(args.config, args.set)
-        else:
-            config = make_config({'model': args.model, 'pretrained': args.checkpoint is None}, args.set)
-        if args.data_dir:
-            config = override(config, data_dir=args.data_dir)
-        for name in ('data_dir', 'initial_checkpoint', 'real_labels'):
-            check_path(getattr(config, name), name)
-        with process_group(config.device, config.threads, config.stall_timeout) as place:
-            validate(config, place, args.checkpoint, args.json)
-    except (InputError, RunError) as error:
-        return exit_with(error)
-    return Exit.DONE
-
+__all__ = ['main']
 
 if __name__ == '__main__':
-    sys.exit(run_command(main))
+    sys.exit(run())

@@ -21,7 +21,7 @@ BELOW |= {
     '__init__': {'ops', 'layers', 'models', 'version'},
 }
 # commands: nothing imports them, and they use what they need
-TOOLS = {'convert_checkpoint', 'doctor', 'sample'}
+TOOLS = {'convert_checkpoint', 'doctor', 'sample', 'train', 'validate'}
 BELOW |= {name: set(BELOW) - TOOLS - {'__init__'} for name in TOOLS}
 
 

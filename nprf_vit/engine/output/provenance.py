@@ -14,9 +14,11 @@ from nprf_vit.version import __version__
 
 
 def commit() -> str | None:
-    """The commit of the source tree, with '+changes' when files differ from it; None outside a git checkout."""
+    """The commit of this project's checkout, with '+changes' when files differ from it; None outside one."""
     folder = Path(__file__).resolve().parent
     try:
+        # an installed package may lie in a folder of somebody's repository: only where this file is tracked, it is ours
+        _git(folder, 'ls-files', '--error-unmatch', Path(__file__).name)
         head = _git(folder, 'rev-parse', 'HEAD')
         changes = _git(folder, 'status', '--porcelain', '--untracked-files=no')
     except (OSError, subprocess.SubprocessError):
