@@ -170,6 +170,20 @@ def test_rows_that_see_beyond_a_window_of_zero_keys(backend):
         assert g.isfinite().all(), name
 
 
+@pytest.mark.parametrize('causal', [False, True])
+def test_the_gradient_of_zero_keys_with_small_queries_and_large_values(causal):
+    """Each score's gradient is beyond float32; that of the key, after the queries' scale, is not."""
+    case = make_case(12, causal=causal, dtype=torch.float32)
+    case.bias[:, 10:13] += 28.0
+    case.phi_q, case.v = case.phi_q * 1e-20, case.v * 1e8
+    case.phi_k[0, :, 3:6] = 0
+    cotangent = torch.randn(case.v.shape, generator=torch.Generator().manual_seed(1))
+    actual = gradients(lambda c: c.run('direct'), case, cotangent, ['phi_k'])
+    double = case.map(torch.Tensor.double)
+    expected = gradients(lambda c: reference.attention(**c.arguments()), double, cotangent, ['phi_k'])
+    assert_gradients(actual, expected, 2e-3)
+
+
 # Overflow
 
 

@@ -64,6 +64,12 @@ def backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad):
     The scores are recomputed tile by tile.
     """
     bias = _no_bias(phi_q, grid) if bias is None else bias
+    if v.dtype == torch.float32 and is_wide(_visible(bias, grid, causal)) and not phi_k.ne(0).any(-1).all():
+        # zero keys may lie above their row's maximum: what they would count for is beyond float32, not its gradient
+        args = [x.double() for x in (phi_q, phi_k, v, bias)]
+        grads = backward(*args, grid, causal, grad.double(), bias_grad)
+        largest = torch.finfo(torch.float32).max
+        return tuple(None if x is None else x.clamp(-largest, largest).float() for x in grads)
     grad, v_ones, *_ = _tall(grad, linear.with_ones(v), None, None, grid)
     phi_q, phi_k, v, bias, grid, swapped = _tall(phi_q, phi_k, v, bias, grid)
     g_num = grad[..., :-1].contiguous()
@@ -174,7 +180,7 @@ class _Weights:
             bias = bias.clone()
             bias[:, height:] = -torch.inf
         top = bias.amax((1, 2), keepdim=True)
-        if not is_wide(bias[:, :height] if causal else bias):
+        if not is_wide(_visible(bias, grid, causal)):
             return _Weights((bias - top).exp_(), None, grid)
         # the largest visible bias per query; pooling windows in table order are queries in reversed order
         row_max = F.max_pool1d(bias.transpose(1, 2), height, 1).transpose(1, 2)  # K, H, 2W-1
@@ -226,6 +232,11 @@ class _Weights:
                 rows = largest[b, t.heads, t.q]
                 torch.maximum(rows, part, out=rows)
         return largest
+
+
+def _visible(bias, grid, causal):
+    """The offsets (K, ·, ·) that any row can see; a causal sequence may lie along either axis."""
+    return bias.flatten(1)[:, : max(grid), None] if causal else bias
 
 
 def is_wide(bias: torch.Tensor) -> bool:
