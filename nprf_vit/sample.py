@@ -210,7 +210,7 @@ def main(argv: list[str] | None = None) -> int:
         _check(args)
         with process_group(args.device, stall_timeout=args.stall_timeout) as place:
             model = load_model(args.checkpoint, use_ema=not args.no_ema).to(place.device)
-            picture = draw_samples(model, args, lambda: place.pulse.enter('forward'))
+            picture = draw_samples(model, args, lambda: place.heartbeat.enter('forward'))
             _write(picture, Path(args.output))
     except (InputError, RunError) as error:
         return exit_with(error)

@@ -8,7 +8,6 @@ import torch
 from timm.data.dataset import IterableImageDataset
 from timm.utils import ModelEmaV3
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, Subset
 
 from nprf_vit.config.schema import Config
@@ -19,6 +18,7 @@ from nprf_vit.data.datasets.real_labels import RealLabels
 from nprf_vit.data.datasets.registry import Location, find_dataset, published_count
 from nprf_vit.data.fixed_length_epochs import SpanBatches
 from nprf_vit.data.sample_order import SampleOrder, TrainBatches
+from nprf_vit.engine.distributed.ddp import wrap_model
 from nprf_vit.engine.distributed.process_group import Place
 from nprf_vit.engine.tasks.base import Task
 from nprf_vit.engine.tasks.registry import build_task, task_of
@@ -26,8 +26,9 @@ from nprf_vit.engine.tasks.registry import build_task, task_of
 from ..data.loaders import StreamLoader, eval_loader, train_loader
 from ..data.samples import TrainSamples
 from ..errors import InputError
+from .ema import build_ema
 from .model import build_model, load_exact
-from .optimizer import build_autocast, build_ema, build_optimizer, build_scaler, build_scheduler
+from .optimizer import build_autocast, build_optimizer, build_scaler, build_scheduler
 
 
 @dataclass
@@ -130,7 +131,7 @@ def build_training(
         plan=plan,
         data=data,
         model=model,
-        wrapped=_wrap(config, model, place),
+        wrapped=wrap_model(config, model, place),
         ema=ema,
         task=task,
         optimizer=optimizer,
@@ -215,20 +216,3 @@ def _dry_size(config: Config) -> int:
     if config.data_dir or (entry is not None and entry.location is Location.BUNDLED):
         return len(task_of(config).open_images(config, 'train'))
     raise InputError('a dry run needs the size of the training set: give --data-dir, or the key train_images')
-
-
-def _wrap(config: Config, model: nn.Module, place: Place) -> nn.Module:
-    """Evaluation keeps to the bare model, so that compiled and plain runs are measured by the same arithmetic."""
-    wrapped = model
-    if place.world > 1:
-        ids = [place.device.index] if place.device.type == 'cuda' else None
-        # Beyond two ranks the rounding of a sum depends on where in its bucket a gradient lies, and DDP rearranges its
-        # buckets after the first step of each process, unless it looks for unused parameters: a continuation would
-        # differ in the last bits.
-        wrapped = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=place.world > 2)
-    if config.torchcompile:
-        known = torch.compiler.list_backends(exclude_tags=())
-        if config.torchcompile not in known:
-            raise InputError(f'torchcompile {config.torchcompile} is none of {", ".join(known)}')
-        wrapped = torch.compile(wrapped, backend=config.torchcompile)
-    return wrapped

@@ -40,7 +40,7 @@ def evaluate(
     seen = torch.zeros(num_images or 0, dtype=torch.int32)
     count, notes, left = 0, [], False
     for images, targets, *indices in batches:
-        place.pulse.enter('evaluation')
+        place.heartbeat.enter('evaluation')
         left = interrupted()
         if left:
             break
@@ -56,7 +56,7 @@ def evaluate(
                 sums[prefix, name] = sums.get((prefix, name), 0) + value
     for prefix, model in models.items():
         model.train(training[prefix])
-    place.pulse.enter('summing up the evaluation')
+    place.heartbeat.enter('summing up the evaluation')
     if place.any(left):
         return None
     _refuse_unreadable(place.gather(notes) if place.any(bool(notes)) else [])

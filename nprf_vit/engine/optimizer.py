@@ -1,4 +1,4 @@
-"""Optimizer, learning-rate schedule, gradient scaler and moving average, as timm and torch build them."""
+"""Optimizer, learning-rate schedule and gradient scaler, as timm and torch build them."""
 
 import contextlib
 from collections.abc import Callable
@@ -7,7 +7,6 @@ import torch
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
-from timm.utils import ModelEmaV3
 from torch import nn
 
 from nprf_vit.config.schema import Config
@@ -48,7 +47,13 @@ def _scale_bias_lr(optimizer: torch.optim.Optimizer, model: nn.Module, scale: fl
         if own:
             group['params'] = [p for p in group['params'] if id(p) not in biases]
             own_group = {**group, 'params': own, 'lr_scale': scale * group.get('lr_scale', 1.0)}
-            optimizer.param_groups.insert(0, own_group)  # in front, because reports read the last group's rate
+            optimizer.param_groups.insert(0, own_group)
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float:
+    """The schedule's own rate, as reports have it: that of a group which neither layer_decay nor a bias scales."""
+    groups = optimizer.param_groups
+    return next((g for g in reversed(groups) if g.get('lr_scale', 1.0) == 1.0), groups[-1])['lr']
 
 
 def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> Scheduler:
@@ -73,12 +78,6 @@ def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, steps_per_
     )
     scheduler.step_update(0)
     return scheduler
-
-
-def build_ema(config: Config, model: nn.Module) -> ModelEmaV3 | None:
-    if not config.model_ema:
-        return None
-    return ModelEmaV3(model, decay=config.model_ema_decay, use_warmup=config.model_ema_warmup)
 
 
 def build_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nprf_vit.config.schema import Config
 from nprf_vit.engine.checkpoint.file import WrongCheckpoint
-from nprf_vit.engine.checkpoint.resume import Found, find_checkpoint, restarted
+from nprf_vit.engine.checkpoint.resume import ResumePoint, find_checkpoint, restarted
 from nprf_vit.engine.checkpoint.state import Progress, restore
 from nprf_vit.engine.distributed.process_group import Place
 from nprf_vit.engine.output.folder import Output, check_output, check_space
@@ -53,7 +53,7 @@ def train(
             steps = f'{config.epochs} epochs, {progress.step} steps'
             loop.report.say(f'{found.path} is finished: {steps}; nothing left to do')
         if not loop.go():
-            loop.report.say(f'stopped at step {progress.step}; {loop.saver.left()}; continue with --resume auto')
+            loop.report.say(f'stopped at step {progress.step}; {loop.saver.newest()}; continue with --resume auto')
             return None
     loop.report.say(_closing(run, progress, folder))
     return progress.history[-1]
@@ -61,16 +61,16 @@ def train(
 
 def _begin(
     config: Config, place: Place, folder: Path, resume: str | None
-) -> tuple[Training, LossMeter, Progress, Found]:
+) -> tuple[Training, LossMeter, Progress, ResumePoint]:
     """A run at its beginning, or where its newest checkpoint left it that fits together; all ranks come to the same."""
     wrong: dict[Path, str] = {}
     while True:
         found = find_checkpoint(folder, resume, config, place, wrong)
         content = found.content or {}
-        place.pulse.enter('starting')  # opening a large data set takes its time
+        place.heartbeat.enter('starting')  # opening a large data set takes its time
         try:
             run = build_training(config, place, weights=content.get('state_dict'), origin=found.path)
-            place.pulse.enter('starting')
+            place.heartbeat.enter('starting')
             meter = LossMeter(place)
             progress = restore(run, meter, content, found.path) if content else Progress()
             return run, meter, progress, found
@@ -80,7 +80,9 @@ def _begin(
             wrong[Path(found.path)] = str(error)
 
 
-def _prepare(run: Training, progress: Progress, output: Output, found: Found, stack: contextlib.ExitStack) -> list[str]:
+def _prepare(
+    run: Training, progress: Progress, output: Output, found: ResumePoint, stack: contextlib.ExitStack
+) -> list[str]:
     """The output folder, ours alone, as it was at the checkpoint and with room for the next; returns what to say."""
     said = output.open(run.config, run.place.world, stack)
     check_space(output.folder, _checkpoint_bytes(run))

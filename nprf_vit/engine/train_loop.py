@@ -15,6 +15,7 @@ from .build import Training
 from .eval_loop import evaluate
 from .faults import Faults
 from .loss_meter import LossMeter
+from .optimizer import learning_rate
 from .train_step import Clock, Outcome, train_step
 
 
@@ -54,7 +55,7 @@ class Loop:
                     return False
             return True
         finally:
-            self.run.place.pulse.enter('ending')
+            self.run.place.heartbeat.enter('ending')
             self.report.close()
 
     def _train_epoch(self) -> bool:
@@ -72,8 +73,8 @@ class Loop:
         """One step and what follows from it; False when the run is to stop."""
         run, step = self.run, self.progress.step
         waited = self.epoch_clock.waited
-        lr = run.optimizer.param_groups[-1]['lr']
-        outcome = train_step(run, batches, step, self.epoch_clock, self._wishes)
+        lr = learning_rate(run.optimizer)
+        outcome = train_step(run, batches, step, self.epoch_clock, self._requests)
         self.interval_clock.waited += self.epoch_clock.waited - waited
         self.progress.step += 1
         if outcome.reason is None:
@@ -82,12 +83,12 @@ class Loop:
         self.report.step_done()
         if self.progress.step % run.config.log_interval == 0:
             self._log_interval(epoch, lr)
-        stop, due = outcome.wishes
+        stop, due = outcome.requests
         if (stop or due) and not run.data.is_stream:
             self.save(leaving=stop)
         return not stop
 
-    def _wishes(self, done: int) -> tuple[bool, bool]:
+    def _requests(self, done: int) -> tuple[bool, bool]:
         return self._asked_to_stop(done), self.saver.due(done)
 
     def _asked_to_stop(self, done: int) -> bool:
@@ -106,7 +107,7 @@ class Loop:
         except RunError as error:
             if self.saver.last_step is None and not self.run.data.is_stream:
                 self.save()  # skipped steps have left the weights as good as they were
-            raise RunError(f'{error}; {self.saver.left()}') from None
+            raise RunError(f'{error}; {self.saver.newest()}') from None
 
     def _log_interval(self, epoch: int, lr: float) -> None:
         config, clock = self.run.config, self.interval_clock
@@ -137,7 +138,7 @@ class Loop:
                 self.save(leaving=True)
             return False
         row: dict[str, Any] = {'epoch': epoch, 'step': self.progress.step}
-        row['lr'] = run.optimizer.param_groups[-1]['lr']
+        row['lr'] = learning_rate(run.optimizer)
         row['train_loss'] = self.meter.take('epoch')
         row['skipped'], self.progress.skipped['epoch'] = self.progress.skipped['epoch'], 0
         # timing columns come last, and are the only ones that a continuation does not repeat
@@ -196,9 +197,9 @@ class Loop:
     def _interrupted(self) -> bool:
         """Whether this rank or another is asked to stop: ranks have different numbers of batches to agree after."""
         if self._asked_to_stop(self.progress.step):
-            self.run.place.tell('stop')
+            self.run.place.set_flag('stop')
             return True
-        return self.run.place.told('stop')
+        return self.run.place.has_flag('stop')
 
     def _is_best(self, row: dict[str, Any]) -> bool:
         name, best = self.run.config.eval_metric, self.progress.best

@@ -49,7 +49,7 @@ class Outcome:
     suspects: list[int] = field(default_factory=list)  # slots of this rank's micro-batches with a non-finite loss
     bad_images: int = 0  # how many could not be read, on all ranks
     notes: list[str] = field(default_factory=list)  # about those of this rank
-    wishes: list[bool] = field(default_factory=list)  # of `ask`, each true when it was on some rank
+    requests: list[bool] = field(default_factory=list)  # of `ask`, each true when it was on some rank
 
 
 def train_step(
@@ -62,19 +62,19 @@ def train_step(
     """Update the weights by global batch number `step`.
 
     Args:
-        ask: Wishes of this rank once `step + 1` steps are done. Ranks agree on them together with the check of the
+        ask: Requests of this rank once `step + 1` steps are done. Ranks agree on them together with the check of the
             numbers: one small reduction and one look at the device per step.
     """
-    place, plan, pulse = run.place, run.plan, run.place.pulse
+    place, plan, heartbeat = run.place, run.plan, run.place.heartbeat
     torch.manual_seed(model_seed(run.config.seed, step, place.rank))
     losses, notes = _accumulate(run, micro_batches, step, clock)
     total = torch.zeros((), device=place.device)
     for loss in losses:
         total += loss
-    pulse.enter('agreeing')
-    bad_loss, bad_gradient, bad_images, *wishes = _agree(run, total, [len(notes), *ask(step + 1)])
-    outcome = Outcome(total, bad_images=bad_images, notes=notes, wishes=[bool(wish) for wish in wishes])
-    pulse.enter('update')
+    heartbeat.enter('agreeing')
+    bad_loss, bad_gradient, bad_images, *requests = _agree(run, total, [len(notes), *ask(step + 1)])
+    outcome = Outcome(total, bad_images=bad_images, notes=notes, requests=[bool(request) for request in requests])
+    heartbeat.enter('update')
     if bad_loss or bad_gradient:
         outcome.reason = 'loss' if bad_loss else 'gradient'
         wrong = [i for i, loss in enumerate(losses) if not loss.isfinite()]
@@ -90,23 +90,23 @@ def _accumulate(
     run: Training, micro_batches: Iterator, step: int, clock: Clock
 ) -> tuple[list[torch.Tensor], list[str]]:
     """Gradients of a global batch; returns the share of each micro-batch in the loss, and notes on its images."""
-    place, plan, pulse = run.place, run.plan, run.place.pulse
+    place, plan, heartbeat = run.place, run.plan, run.place.heartbeat
     epoch = step // run.data.steps_per_epoch
     losses, notes = [], []
     for micro_step in range(plan.accumulation):
-        pulse.enter('waiting for data', step + 1, micro_step)
+        heartbeat.enter('waiting for data', step + 1, micro_step)
         with clock.waiting():
             images, targets, *more = next(micro_batches)
         notes += [note for part in more for note in part if note]
         images, targets = (x.to(place.device, non_blocking=True) for x in (images, targets))
         images, targets = run.task.mix(images, targets, step, epoch, plan.first_slot(micro_step, place.rank))
         with _no_sync(run, last=micro_step == plan.accumulation - 1):
-            pulse.enter('forward')
+            heartbeat.enter('forward')
             with run.autocast():
                 logits = run.wrapped(images)
             # every micro-batch has the same size, so the mean of means is the mean over the global batch
             loss = run.task.loss(logits, targets) / plan.accumulation
-            pulse.enter('backward')
+            heartbeat.enter('backward')
             run.scaler.scale(loss).backward()
         losses.append(loss.detach())
     return losses, notes

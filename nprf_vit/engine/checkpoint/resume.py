@@ -14,7 +14,7 @@ from .state import check_continues
 
 
 @dataclass
-class Found:
+class ResumePoint:
     """A checkpoint to continue from, if any."""
 
     path: str = ''
@@ -24,7 +24,7 @@ class Found:
 
 def find_checkpoint(
     folder: Path, resume: str | None, config: Config, place: Place, known_bad: dict[Path, str] | None = None
-) -> Found:
+) -> ResumePoint:
     """The main rank chooses, so that all ranks take the same file.
 
     Args:
@@ -35,12 +35,12 @@ def find_checkpoint(
         check_continues(content, origin, config.to_dict())
 
     if not resume:
-        return Found()
+        return ResumePoint()
     if resume != 'auto':
         content = read_checkpoint(resume)
         check(content, resume)
-        return Found(resume, content)
-    found = Found()
+        return ResumePoint(resume, content)
+    found = ResumePoint()
 
     def choose() -> tuple[str, int]:
         path, found.content, found.passed_over = newest_good(folder, check, known_bad)

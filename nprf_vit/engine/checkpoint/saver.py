@@ -43,8 +43,10 @@ class Saver:
         self.failures += 1
         patience = self.config.checkpoint_patience
         if self.failures > patience:
-            raise RunError(f'{self.failures} checkpoints in a row could not be written to {self.folder}; {self.left()}')
-        self.say(f'failure {self.failures} in a row (checkpoint_patience {patience}); {self.left()}')
+            raise RunError(
+                f'{self.failures} checkpoints in a row could not be written to {self.folder}; {self.newest()}'
+            )
+        self.say(f'failure {self.failures} in a row (checkpoint_patience {patience}); {self.newest()}')
         return False
 
     def write_last(self, state: dict[str, Any]) -> bool:
@@ -83,25 +85,25 @@ class Saver:
                 self.say(f'step {step} cannot end without {names}: {left} more attempts, the next in {PAUSE:g} s')
                 self._pause()
         raise NotSaved(
-            f'{names} of step {step} could not be written to {self.folder} in {patience + 1} attempts; {self.left()}; '
-            'make room and continue with --resume auto'
+            f'{names} of step {step} could not be written to {self.folder} in {patience + 1} attempts; '
+            f'{self.newest()}; make room and continue with --resume auto'
         )
 
     def _pause(self) -> None:
         """On every rank, with signs of life."""
         end = time.monotonic() + PAUSE
         while (left := end - time.monotonic()) > 0:
-            self.place.pulse.enter('writing a checkpoint')
+            self.place.heartbeat.enter('writing a checkpoint')
             time.sleep(min(left, 0.5))
 
-    def left(self) -> str:
+    def newest(self) -> str:
         """What there is to continue from."""
         none = 'there is no checkpoint yet'
         return none if self.last_step is None else f'the last checkpoint is that of step {self.last_step}'
 
     def attempt(self, name: str, work: Callable[[], None]) -> bool:
         """Write a file on the main rank; whether that worked, on all ranks."""
-        self.place.pulse.enter('writing a checkpoint')
+        self.place.heartbeat.enter('writing a checkpoint')
         failed = False
         if self.place.is_main:
             try:

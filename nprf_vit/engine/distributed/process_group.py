@@ -14,7 +14,7 @@ from nprf_vit.errors import InputError, RunError, first_line
 from nprf_vit.processes import die_with_parent
 
 from .rendezvous import meet
-from .watchdog import Pulse, Watchdog
+from .watchdog import Heartbeat, Watchdog
 
 T = TypeVar('T')
 
@@ -28,7 +28,7 @@ class Place:
     local_rank: int
     device: torch.device
     store: dist.Store | None = field(default=None, compare=False)  # what ranks tell each other outside collectives
-    pulse: Pulse = field(default_factory=Pulse, compare=False)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -73,13 +73,13 @@ class Place:
             raise InputError(box[1])
         return box[0]
 
-    def tell(self, word: str) -> None:
-        """Say something to ranks that are not in a collective operation."""
+    def set_flag(self, name: str) -> None:
+        """Where ranks that are not in a collective operation can see it."""
         if self.store is not None:
-            self.store.set(word, '1')
+            self.store.set(name, '1')
 
-    def told(self, word: str) -> bool:
-        return self.store is not None and self.store.check([word])
+    def has_flag(self, name: str) -> bool:
+        return self.store is not None and self.store.check([name])
 
 
 def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
@@ -111,14 +111,14 @@ def process_group(device: str = 'auto', threads: int | None = None, stall_timeou
     rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
     local_rank = int(os.environ.get('LOCAL_RANK', 0))
     chosen = choose_device(device, local_rank)
-    pulse = Pulse()
-    with Watchdog(pulse, rank, world, stall_timeout) as watchdog:
+    heartbeat = Heartbeat()
+    with Watchdog(heartbeat, rank, world, stall_timeout) as watchdog:
         if world == 1:
-            yield Place(rank, world, local_rank, chosen, pulse=pulse)
+            yield Place(rank, world, local_rank, chosen, heartbeat=heartbeat)
             return
         # collectives wait longer than the watchdog, which knows more about who is missing
         patience = timedelta(seconds=2 * stall_timeout + 60)
-        store = _own_store(rank, world, patience, pulse)
+        store = _own_store(rank, world, patience, heartbeat)
         address = f'{os.environ.get("MASTER_ADDR")}:{os.environ.get("MASTER_PORT")}'
         watchdog.follow(dist.PrefixStore('pulse', store.clone()), address)
         on_gpu = chosen.type == 'cuda'
@@ -131,16 +131,16 @@ def process_group(device: str = 'auto', threads: int | None = None, stall_timeou
             device_id=chosen if on_gpu else None,
         )
         try:
-            yield Place(rank, world, local_rank, chosen, dist.PrefixStore('words', store), pulse)
+            yield Place(rank, world, local_rank, chosen, dist.PrefixStore('words', store), heartbeat)
         finally:
             dist.destroy_process_group()
 
 
-def _own_store(rank: int, world: int, patience: timedelta, pulse: Pulse) -> dist.Store:
+def _own_store(rank: int, world: int, patience: timedelta, heartbeat: Heartbeat) -> dist.Store:
     """The part of the store that belongs to this start of the group."""
     try:
         store, _, _ = next(dist.rendezvous('env://', timeout=patience))
         # waiting for the others is no stall as long as the store answers
-        return meet(store, rank, world, patience, lambda: pulse.enter('joining the group'))
+        return meet(store, rank, world, patience, lambda: heartbeat.enter('joining the group'))
     except (dist.DistError, OSError) as error:
         raise RunError(f'rank {rank} cannot join the group: {first_line(error)}') from error

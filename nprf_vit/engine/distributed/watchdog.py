@@ -21,7 +21,7 @@ _MISSED = 5  # heartbeats in a row, from which on a rank is not counted as alive
 _SAYING = 5.0  # seconds for the last words
 
 
-class Pulse:
+class Heartbeat:
     """The phase this process is in. Entering one, even the same again, is a sign of life."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Seen:
 
 
 class Watchdog:
-    """Threads that publish this rank's pulse in the store, follow the others', and end the process at a stall.
+    """Threads that publish this rank's heartbeat in the store, follow the others', and end the process at a stall.
 
     A rank whose heartbeat has stopped for `timeout` seconds is to blame: it is frozen, gone or cut off, and its last
     state is older than that. With all hearts beating it is a rank behind which there is no other and which has shown
@@ -59,8 +59,8 @@ class Watchdog:
     thread of their own, for which nobody waits.
     """
 
-    def __init__(self, pulse: Pulse, rank: int, world: int, timeout: float):
-        self.pulse, self.rank, self.world, self.timeout = pulse, rank, world, timeout
+    def __init__(self, heartbeat: Heartbeat, rank: int, world: int, timeout: float):
+        self.heartbeat, self.rank, self.world, self.timeout = heartbeat, rank, world, timeout
         self.interval = min(timeout / 20, 10.0)
         self.clock = 0.0  # seconds that this process has been running: while it is frozen, no other can be late
         self.seen: dict[int, Seen] = {}
@@ -87,7 +87,7 @@ class Watchdog:
             now = time.monotonic()
             self.clock += min(now - before, 2 * self.interval)
             before = now
-            self._note(self.rank, self.pulse.state, int(self.clock / self.interval))
+            self._note(self.rank, self.heartbeat.state, int(self.clock / self.interval))
             found = self.stalled()
             if found and not self.ended.is_set():
                 self._give_up(found)
@@ -102,7 +102,7 @@ class Watchdog:
                 return
 
     def _exchange(self, store: dist.Store, beat: int) -> None:
-        store.set(str(self.rank), json.dumps([beat, *self.pulse.state]))
+        store.set(str(self.rank), json.dumps([beat, *self.heartbeat.state]))
         others = [rank for rank in range(self.world) if rank != self.rank and store.check([str(rank)])]
         for rank, text in zip(others, store.multi_get([str(rank) for rank in others]) if others else []):
             beat, *state = json.loads(text)

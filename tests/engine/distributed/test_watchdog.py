@@ -9,13 +9,13 @@ import time
 import pytest
 import torch.distributed as dist
 
-from nprf_vit.engine.distributed.watchdog import PHASES, STALLED, Pulse, Seen, Watchdog
+from nprf_vit.engine.distributed.watchdog import PHASES, STALLED, Heartbeat, Seen, Watchdog
 from tests.engine.running import config_file, in_child, launch
 
 
 def watchdog(states, silent=None, answered=None, timeout=10.0):
     """As rank 0 sees it: by rank (step, phase, seconds since the last sign of life, micro-batch), at time 100."""
-    dog = Watchdog(Pulse(), 0, len(states), timeout)
+    dog = Watchdog(Heartbeat(), 0, len(states), timeout)
     dog.clock, dog.answered = 100.0, answered
     for rank, (step, phase, ago, *micro_step) in enumerate(states):
         state = [step, *(micro_step or [0]), PHASES.index(phase), 1]
@@ -53,13 +53,13 @@ def test_a_process_that_was_frozen_itself_blames_nobody():
     """Its clock stands still while it is, so that what the others did meanwhile is not counted as silence."""
 
     def work():
-        pulse = Pulse()
-        with Watchdog(pulse, 0, 2, 1.0) as dog:
+        heartbeat = Heartbeat()
+        with Watchdog(heartbeat, 0, 2, 1.0) as dog:
             dog.follow(dist.HashStore(), 'here')
             dog.seen[1] = Seen([9, 0, 0, 0], dog.clock, 0, dog.clock)
             thaw = subprocess.Popen(['sh', '-c', f'sleep 3; kill -CONT {os.getpid()}'])
             os.kill(os.getpid(), signal.SIGSTOP)
-            pulse.enter('starting')
+            heartbeat.enter('starting')
             time.sleep(0.3)
             thaw.wait()
 
@@ -75,7 +75,7 @@ class Unreachable(dist.Store):
 
 def test_a_store_that_does_not_answer_ends_the_process(capfd):
     def work():
-        with Watchdog(Pulse(), 1, 2, 1.0) as dog:
+        with Watchdog(Heartbeat(), 1, 2, 1.0) as dog:
             dog.follow(Unreachable(), '10.0.0.1:29500')
             signal.pause()
 
@@ -85,7 +85,7 @@ def test_a_store_that_does_not_answer_ends_the_process(capfd):
 
 def test_leaving_does_not_wait_for_the_store():
     def work():
-        with Watchdog(Pulse(), 1, 2, 600.0) as dog:
+        with Watchdog(Heartbeat(), 1, 2, 600.0) as dog:
             dog.interval = 0.01
             dog.follow(Unreachable(), '10.0.0.1:29500')
             time.sleep(0.3)
@@ -106,23 +106,23 @@ def test_last_words_that_nobody_takes_do_not_keep_the_process():
                 os.write(writer, b'x' * 4096)
         os.set_blocking(writer, True)
         os.dup2(writer, 2)
-        with Watchdog(Pulse(), 0, 1, 0.5):
+        with Watchdog(Heartbeat(), 0, 1, 0.5):
             signal.pause()
 
     assert in_child(work) == STALLED
 
 
 def test_every_entrance_is_a_sign_of_life():
-    pulse = Pulse()
-    pulse.enter('evaluation', 7)
-    first = pulse.state
-    pulse.enter('evaluation')
-    assert pulse.state != first and pulse.state[:3] == first[:3]
+    heartbeat = Heartbeat()
+    heartbeat.enter('evaluation', 7)
+    first = heartbeat.state
+    heartbeat.enter('evaluation')
+    assert heartbeat.state != first and heartbeat.state[:3] == first[:3]
 
 
 def test_a_single_process_that_stalls_ends():
     def work():
-        with Watchdog(Pulse(), 0, 1, 0.5):
+        with Watchdog(Heartbeat(), 0, 1, 0.5):
             signal.pause()
 
     assert in_child(work) == STALLED
