@@ -37,9 +37,10 @@ def _open_closed_streams() -> None:
 
 def check_path(path: str | None, what: str) -> None:
     """Refuse a path that the system does not even look up: too long, or behind a folder that may not be entered."""
+    if path is None:
+        return
     try:
-        if path is not None:
-            os.lstat(path)
+        os.lstat(path)
     except _ABSENT:
         pass
     except (OSError, ValueError) as error:

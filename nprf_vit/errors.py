@@ -7,7 +7,7 @@ import sys
 from .exit_codes import Exit
 
 
-class _Told:
+class _Told(Exception):
     """An error whose text is for people. torch hands on that of a loader worker with a traceback before it."""
 
     def __init__(self, text: object = '') -> None:

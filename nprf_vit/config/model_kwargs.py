@@ -10,7 +10,7 @@ _OTHERS = 10_000_000  # arguments that this file does not know
 # timm.create_model would read weights or settings from where these point to
 _LOADING = ('checkpoint_path', 'pretrained', 'pretrained_cfg', 'pretrained_cfg_overlay', 'cache_dir')
 # of this package's models: what people write as keys of their own
-MODEL_ARGUMENTS = (
+MODEL_ARGUMENTS: tuple[str, ...] = (
     'embed_dim',
     'depth',
     'num_heads',

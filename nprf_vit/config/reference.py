@@ -34,7 +34,8 @@ _KINDS |= {tuple[int, ...]: 'two integers', tuple[float, ...]: 'numbers'}
 
 def sections() -> Iterator[tuple[str, list[dataclasses.Field]]]:
     """Titles with their keys, in the order of the schema."""
-    title, members = '', []
+    title = ''
+    members: list[dataclasses.Field] = []
     for name, item in FIELDS.items():
         if name in SECTIONS and members:
             yield title, members
@@ -85,8 +86,8 @@ def as_page() -> str:
     for title, members in sections():
         lines += [f'## {title}', '', '| key | type | default | |', '|---|---|---|---|']
         for item in members:
-            cells = (f'`{item.name}`', kind(item), f'`{default(item)}`', _sentence(item))
-            cells = [cell.replace('|', '\\|').replace('`required`', 'required') for cell in cells]
+            row = (f'`{item.name}`', kind(item), f'`{default(item)}`', _sentence(item))
+            cells = [cell.replace('|', '\\|').replace('`required`', 'required') for cell in row]
             lines.append(f'| {" | ".join(cells)} |')
         lines.append('')
     return '\n'.join(lines)

@@ -11,7 +11,15 @@ from .model_kwargs import check_model_kwargs
 from .task_keys import TASK_KEYS, eval_metrics
 
 
-def _key(default: Any, description: str, *, low=None, high=None, choices=None, free=False) -> Any:
+def _key(
+    default: Any,
+    description: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[Any, ...] | None = None,
+    free: bool = False,
+) -> Any:
     """A configuration key.
 
     Args:

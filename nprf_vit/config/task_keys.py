@@ -5,7 +5,18 @@ The task itself is in nprf_vit/engine/tasks, in one table with the same names.
 
 from dataclasses import dataclass
 
-_AUGMENTATION = ('scale', 'ratio', 'hflip', 'vflip', 'color_jitter', 'aa', 'aug_repeats', 'reprob', 'mixup', 'cutmix')
+_AUGMENTATION: tuple[str, ...] = (
+    'scale',
+    'ratio',
+    'hflip',
+    'vflip',
+    'color_jitter',
+    'aa',
+    'aug_repeats',
+    'reprob',
+    'mixup',
+    'cutmix',
+)
 _AUGMENTATION += ('smoothing', 'crop_pct', 'crop_mode')
 
 
