@@ -203,7 +203,7 @@ def _write(picture: Image.Image, path: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns one of `nprf_vit.errors.Exit`."""
+    """Returns one of `nprf_vit.exit_codes.Exit`."""
     args = parse(argv)
     print_any_name()
     try:
