@@ -17,6 +17,7 @@ from nprf_vit.errors import RunError
 from nprf_vit.models import PixelTransformer
 
 from . import memory
+from .memory_count import CannotCount, MemoryCount, count_memory
 from .trials import Bench, Trial, at
 
 CPU_SECONDS = 60  # of steps, about
@@ -38,7 +39,7 @@ def dry_run(config: Config, place: Place) -> dict[str, Any]:
 
     An accumulating run repeats the same forward and backward, so one micro-batch shows its memory and its speed. On a
     GPU the batch is halved until it fits. On a CPU, where the batch and often the model would take hours, smaller
-    batches of a model with fewer blocks give the two slopes by which the result is extrapolated.
+    batches of a model with fewer blocks give the two slopes by which the time is extrapolated; memory is then counted.
     """
 
     def say(text: str) -> None:
@@ -61,12 +62,16 @@ def dry_run(config: Config, place: Place) -> dict[str, Any]:
     trials = (_on_gpu if device.type == 'cuda' else _on_cpu)(bench, run, say)
     batch = trials[-1].batch if device.type == 'cuda' else run.plan.micro
     images_per_s = batch * place.world / at(trials, batch, run.depth, 'seconds')
+    extrapolated = (batch, run.depth) not in {(trial.batch, trial.depth) for trial in trials}
+    counted = _count(config, place, say) if extrapolated else None
+    growth = at(trials, batch, run.depth, 'memory') if counted is None else counted.total
     result = {
         'parameters': run.parameters,
-        'memory_bytes': (0 if device.type == 'cuda' else begin) + int(at(trials, batch, run.depth, 'memory')),
+        'memory_bytes': (0 if device.type == 'cuda' else begin) + int(growth),
         'images_per_s': images_per_s,
         'days': run.steps_per_epoch * config.epochs * config.global_batch / images_per_s / 86400,
-        'extrapolated': (batch, run.depth) not in {(trial.batch, trial.depth) for trial in trials},
+        'extrapolated': extrapolated,
+        'memory_count': counted,
     }
     _conclude(config, run, result, trials, batch, memory.left(device), say)
     return result
@@ -88,6 +93,17 @@ def _whole(config: Config, place: Place) -> Run:
         images=run.data.images or run.data.steps_per_epoch * config.global_batch,
         steps_per_epoch=run.data.steps_per_epoch,
     )
+
+
+def _count(config: Config, place: Place, say) -> MemoryCount | None:
+    """The memory of an update of the whole, batch and depth as configured; None where it cannot be counted."""
+    memory.release(place.device)
+    whole = replace(config, pretrained=False, initial_checkpoint=None)
+    try:
+        return count_memory(build_training(whole, place, synthetic=True))
+    except CannotCount as error:
+        say(f'memory cannot be counted ({error}): extrapolated as well')
+        return None
 
 
 def _on_gpu(bench: Bench, run: Run, say) -> list[Trial]:
@@ -154,8 +170,13 @@ def _conclude(config: Config, run: Run, result: dict, trials: list[Trial], batch
         blocks = f' with {_listed(depths)} of {run.depth} blocks' if depths != [run.depth] else ''
         sizes = f'{"a batch" if len(batches) == 1 else "batches"} of {_listed(batches)}'
         say(f'not measured but extrapolated from {sizes}{blocks}:')
-    need = result['memory_bytes']
-    say(f'memory per device: {bound}{gib(need)} at its peak with a batch of {batch}{label}')
+    need, counted = result['memory_bytes'], result['memory_count']
+    if counted is None:
+        say(f'memory per device: {bound}{gib(need)} at its peak with a batch of {batch}{label}')
+    else:
+        say(f'memory per device: about {gib(need)} at its peak with a batch of {batch} (counted tensor by tensor)')
+        parts = {**counted._asdict(), 'the process itself': need - counted.total}
+        say('  ' + ', '.join(f'{name} {gib(size)}' for name, size in parts.items()))
     if batch < run.plan.micro:
         say(f'a batch of {run.plan.micro} does not fit: --set batch_size={batch}')
     elif room is not None and result['extrapolated'] and need > room:

@@ -9,6 +9,7 @@ import torch
 from nprf_vit.data.batch_plan import BatchPlan
 from nprf_vit.engine.dry_run import memory
 from nprf_vit.engine.dry_run import run as module
+from nprf_vit.engine.dry_run.memory_count import CannotCount
 from nprf_vit.engine.dry_run.run import Run, dry_run, significant
 from nprf_vit.engine.dry_run.trials import Bench, Trial, at
 from nprf_vit.errors import InputError, RunError
@@ -95,16 +96,23 @@ def test_a_machine_that_fits_nothing():
         module._on_cpu(Imagined(1.0, fits=1), WHOLE, print)
 
 
-def test_what_was_extrapolated_says_so(monkeypatch, capsys):
+@pytest.mark.parametrize('countable', [True, False])
+def test_what_was_extrapolated_says_so(monkeypatch, capsys, countable):
+    def refuse(run):
+        raise CannotCount('an operation')
+
     monkeypatch.setattr(module, 'CPU_SECONDS', 1e-6)
+    if not countable:
+        monkeypatch.setattr(module, 'count_memory', refuse)
     config = small_config(model_kwargs={'embed_dim': 32, 'depth': 5, 'num_heads': 2, 'patch_size': 2})
     result = dry_run(config, ONE)
     said = capsys.readouterr().out
-    assert result['extrapolated'] and result['images_per_s'] > 0
+    assert result['extrapolated'] and result['images_per_s'] > 0 and (result['memory_count'] is None) != countable
     assert 'not measured but extrapolated from a batch of 2 with 1 of 5 blocks:' in said
-    assert (
-        len(re.findall(r'^(?:memory per device: at most|\S+ images/s|estimated).*\(extrapolated\)$', said, re.M)) == 3
-    )
+    assert len(re.findall(r'^(?:\S+ images/s|estimated).*\(extrapolated\)$', said, re.M)) == 2
+    told = 'about .*(counted tensor by tensor)' if countable else 'at most .*(extrapolated)'
+    assert re.search(f'^memory per device: {told}$'.replace('(', r'\(').replace(')', r'\)'), said, re.M)
+    assert ('memory cannot be counted (an operation): extrapolated as well' in said) != countable
 
 
 def test_weights_that_are_not_here_are_not_needed(capsys):
