@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / 'nprf_vit'
-FOUNDATION = {'errors', 'processes', 'version'}
+FOUNDATION = {'errors', 'exit_codes', 'processes', 'version'}
 # a room (a folder or a file of nprf_vit/) and the rooms it may import, besides itself
 BELOW = {name: set() for name in FOUNDATION}
 BELOW |= {
+    'errors': {'exit_codes'},
     'command': FOUNDATION,
     'config': FOUNDATION,
     'ops': set(),
