@@ -32,7 +32,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns one of `nprf_vit.errors.Exit`."""
+    """Returns one of `nprf_vit.exit_codes.Exit`."""
     args = parse(argv)
     print_any_name()
     try:

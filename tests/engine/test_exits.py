@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-import train as train_command
-import validate as validate_command
+from nprf_vit import train as train_command
+from nprf_vit import validate as validate_command
 from nprf_vit.errors import Exit, InputError, NotSaved, RunError
 
 from .running import ROOT, config_file
