@@ -25,7 +25,7 @@ def convert_checkpoint(checkpoint: str, kernel: str, feature_dim: int, seed: int
     """The twin of a checkpoint's model, and the configuration that builds it."""
     content = read_checkpoint(checkpoint)
     config = make_config(content['config'], origin=checkpoint)
-    model = build_model(config, fresh=False)
+    model = build_model(config, fresh=False, checkpoint=checkpoint)
     averaged = content.get('state_dict_ema') if use_ema else None
     load_exact(model, content['state_dict'] if averaged is None else averaged, checkpoint)
     try:

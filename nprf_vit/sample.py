@@ -43,7 +43,7 @@ def load_model(checkpoint: str, use_ema: bool = True) -> PixelTransformer:
         raise InputError(
             f'{checkpoint} is a model for {config.task}: drawing needs one of pixels, such as digits_pixel'
         )
-    model = build_model(config, fresh=False)
+    model = build_model(config, fresh=False, checkpoint=checkpoint)
     averaged = content.get('state_dict_ema') if use_ema else None
     load_exact(model, content['state_dict'] if averaged is None else averaged, checkpoint)
     return model.eval()

@@ -21,12 +21,18 @@ from ..data.seeding import derive_seed
 from ..errors import InputError, first_line
 from ..layers import RelPosBias
 from ..models import KernelVisionTransformer, PixelTransformer  # also registers the models with timm
+from ..models.state_dicts import check_patch_kernel
+from .model_size import TooLarge, build_within, largest_for
 
 _logger = logging.getLogger(__name__)
 
 
-def build_model(config: Config, fresh: bool = True) -> nn.Module:
-    """Create the model with weights drawn from the seed; if `fresh`, load the weights that the configuration names."""
+def build_model(config: Config, fresh: bool = True, checkpoint: str | None = None) -> nn.Module:
+    """Create the model with weights drawn from the seed; if `fresh`, load the weights that the configuration names.
+
+    Args:
+        checkpoint: File whose weights the model is built for; a model that is far larger is refused.
+    """
     _check_name(config.model)
     args = {'in_chans': config.in_chans, 'num_classes': config.num_classes, 'img_size': config.img_size}
     args = {name: value for name, value in args.items() if value is not None}
@@ -36,7 +42,17 @@ def build_model(config: Config, fresh: bool = True) -> nn.Module:
             f'no weights are published for {config.model}: give --checkpoint FILE, or the key initial_checkpoint'
         )
     try:
-        model = _create(config, config.pretrained and fresh, args)
+        if checkpoint is None:
+            model = _create(config, config.pretrained and fresh, args)
+        else:
+            model = build_within(largest_for(check_file(checkpoint)), lambda: _create(config, False, args))
+    except TooLarge:
+        raise WrongCheckpoint(
+            f'{checkpoint} is a checkpoint of another model: it is far too small for the weights of {config.model} '
+            f'with {config.model_kwargs or "its defaults"}'
+        ) from None
+    except InputError:
+        raise
     except Exception as error:  # a constructor given any values may raise anything
         raise InputError(
             f'cannot build model {config.model}: {error}{_nearest_argument(config.model, error)}'
@@ -139,6 +155,8 @@ def load_initial(model: nn.Module, path: str, new_head: bool = True) -> None:
     adapt = getattr(sys.modules[type(model).__module__], 'checkpoint_filter_fn', None)
     if adapt is not None:
         try:
+            for name in [name for name in weights if name.endswith('patch_embed.proj.weight')]:
+                check_patch_kernel(name, weights[name])
             weights = adapt(weights, model)
         except DAMAGE as error:
             raise WrongCheckpoint(f'{path} is a checkpoint of another model: {first_line(error)[:160]}') from error
@@ -155,6 +173,7 @@ def load_initial(model: nn.Module, path: str, new_head: bool = True) -> None:
 
 def load_fitted(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:
     """Load weights that may be of another grid, which the models of this package fit to their own."""
+    _check_types(model.state_dict(), weights, origin)
     try:
         model.load_state_dict(weights, strict=True)
     except DAMAGE as error:
@@ -183,4 +202,13 @@ def load_exact(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) 
             f'{origin} is a checkpoint of another model: {len(wrong) + len(extra)} weights differ, '
             f'the first is {name}, {there} there and {here} here'
         )
+    _check_types(own, weights, origin)
     model.load_state_dict(weights)
+
+
+def _check_types(own: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], origin: str) -> None:
+    """Integers for real numbers are those of a quantized model; loading would take them for its weights."""
+    for name in own:
+        if name in weights and weights[name].is_floating_point() != own[name].is_floating_point():
+            there, here = weights[name].dtype, own[name].dtype
+            raise WrongCheckpoint(f'{origin} is a checkpoint of another model: {name} is of {there}, here of {here}')

@@ -28,7 +28,7 @@ def validate(
         place.from_main(lambda: results.append(ResultFile(json_file, '--json')))
     if not checkpoint and not config.pretrained and not config.initial_checkpoint:
         raise InputError(f'no weights for {config.model}: give --checkpoint FILE')
-    model = build_model(config, fresh=checkpoint is None).to(place.device)
+    model = build_model(config, fresh=checkpoint is None, checkpoint=checkpoint).to(place.device)
     models = {'': model} if checkpoint is None else load_models(model, checkpoint, config)
     part = build_evaluation(config, place, model)
     metrics = evaluate(models, part.batches, part.task, place, part.num_images, part.autocast)

@@ -19,6 +19,7 @@ _logger = logging.getLogger(__name__)
 # class, distillation and register tokens mark a checkpoint that pools in another way, hence a head of another meaning
 TOKENS = ('cls_token', 'dist_token', 'reg_token')
 TABLE, FAR = 'rel_pos_bias.table', 'rel_pos_bias.far'
+MAX_PATCH = 64 * 64  # pixels: timm's resampling takes memory and time as the square of these
 
 
 def resize_pos_embed(
@@ -194,6 +195,14 @@ def _adapt_projections(model, adapted: dict, own: dict, report: _Report) -> None
         report.add('added', key, "the model's own")
 
 
+def check_patch_kernel(name: str, weight: torch.Tensor) -> None:
+    """Raise for a patch embedding that is no kernel of a size that anyone resamples."""
+    if weight.ndim not in (2, 4) or 0 in weight.shape:
+        raise ValueError(f'{name} {tuple(weight.shape)}: expected the kernel of a convolution')
+    if weight.ndim == 4 and math.prod(weight.shape[-2:]) > MAX_PATCH:
+        raise ValueError(f'{name} {tuple(weight.shape)}: patches of more than {MAX_PATCH} pixels are not resampled')
+
+
 def _adapt_patches(adapted: dict, own: dict, report: _Report) -> None:
     key = 'patch_embed.proj.weight'
     weight = adapted.get(key)
@@ -202,5 +211,6 @@ def _adapt_patches(adapted: dict, own: dict, report: _Report) -> None:
     if weight.ndim == 2:  # a linear layer over flattened patches
         weight = adapted[key] = weight.reshape(own[key].shape)
     if weight.shape[-2:] != own[key].shape[-2:]:
+        check_patch_kernel(key, weight)
         adapted[key] = resample_patch_embed(weight, list(own[key].shape[-2:]))
         report.add('resized', key, f'{tuple(weight.shape[-2:])} to {tuple(own[key].shape[-2:])}')

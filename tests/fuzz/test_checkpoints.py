@@ -57,6 +57,11 @@ def doubled(levels):
     return value
 
 
+def shape_of(old):
+    """That of a tensor; of one that an earlier damage made as wide as a petabyte, a small one."""
+    return old.shape if isinstance(old, torch.Tensor) and old.numel() <= 2**20 else (4,)
+
+
 VALUES = {
     'nothing': lambda old, rng: None,
     'true': lambda old, rng: True,
@@ -65,7 +70,7 @@ VALUES = {
     'real': lambda old, rng: rng.choice((float('nan'), float('inf'), -1.5, 1e300)),
     'empty list': lambda old, rng: [],
     'empty dict': lambda old, rng: {},
-    'list of the tensor': lambda old, rng: old.tolist() if isinstance(old, torch.Tensor) else [old],
+    'list of the tensor': lambda old, rng: torch.zeros(shape_of(old)).tolist(),
     'dict': lambda old, rng: {'a': old},
     'tuple': lambda old, rng: (old, old),
     'deep': lambda old, rng: nested(rng.choice((5, 50, 900))),
@@ -74,19 +79,19 @@ VALUES = {
     'doubled': lambda old, rng: doubled(rng.choice((10, 40))),
     'sparse': lambda old, rng: torch.eye(4).to_sparse(),
     'csr': lambda old, rng: torch.eye(4).to_sparse_csr(),
-    'meta': lambda old, rng: torch.empty(getattr(old, 'shape', (4,)), device='meta'),
-    'complex': lambda old, rng: torch.zeros(getattr(old, 'shape', (4,)), dtype=torch.complex64),
-    'bool': lambda old, rng: torch.zeros(getattr(old, 'shape', (4,)), dtype=torch.bool),
-    'double': lambda old, rng: torch.zeros(getattr(old, 'shape', (4,)), dtype=torch.float64),
+    'meta': lambda old, rng: torch.empty(shape_of(old), device='meta'),
+    'complex': lambda old, rng: torch.zeros(shape_of(old), dtype=torch.complex64),
+    'bool': lambda old, rng: torch.zeros(shape_of(old), dtype=torch.bool),
+    'double': lambda old, rng: torch.zeros(shape_of(old), dtype=torch.float64),
     'quantized': lambda old, rng: torch.quantize_per_tensor(torch.zeros(4), 0.1, 0, torch.qint8),
     'stride 0': lambda old, rng: torch.zeros(1).expand(rng.choice((64, 2**20, 2**40))),
-    'as wide as the old': lambda old, rng: torch.zeros(1).expand(getattr(old, 'shape', (4,))),
+    'as wide as the old': lambda old, rng: torch.zeros(1).expand(shape_of(old)),
     'scalar': lambda old, rng: torch.zeros(()),
     'no elements': lambda old, rng: torch.zeros(rng.choice(((0,), (0, 2**40), (3, 0)))),
-    'one more': lambda old, rng: torch.zeros([n + 1 for n in getattr(old, 'shape', (4,))]),
+    'one more': lambda old, rng: torch.zeros([n + 1 for n in shape_of(old)]),
     'transposed': lambda old, rng: old.t().contiguous() if isinstance(old, torch.Tensor) and old.ndim == 2 else old,
-    'not a number': lambda old, rng: torch.full(getattr(old, 'shape', (4,)), float('nan')),
-    'parameter': lambda old, rng: torch.nn.Parameter(torch.zeros(getattr(old, 'shape', (4,)))),
+    'not a number': lambda old, rng: torch.full(shape_of(old), float('nan')),
+    'parameter': lambda old, rng: torch.nn.Parameter(torch.zeros(shape_of(old))),
     'storage': lambda old, rng: torch.zeros(4).untyped_storage(),
     'size': lambda old, rng: torch.Size([2**40, 2]),
     'type': lambda old, rng: torch.float32,
