@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 
+from nprf_vit.config.yaml_file import make_config
 from nprf_vit.convert_checkpoint import convert_checkpoint
 from nprf_vit.engine.checkpoint.file import read_checkpoint, save_checkpoint
 from nprf_vit.engine.model import build_model
@@ -22,7 +23,8 @@ HUGE = [
     {'embed_dim': 32, 'depth': 1000, 'num_heads': 1, 'feature_dim': 65536},
     {'embed_dim': 32, 'depth': 2, 'num_heads': 2, 'mlp_ratio': 256, 'patch_size': 4096},
 ]
-PIXEL = {'model': 'nprf_pixel_imagenet32', 'task': 'pixel', 'img_size': 4, 'num_classes': 0}
+PIXEL = {'model': 'nprf_pixel_imagenet32', 'task': 'pixel', 'img_size': 4, 'in_chans': 1}
+PIXEL |= {'eval_metric': 'bpd', 'dataset': 'digits'}
 
 
 @pytest.fixture(scope='module')
@@ -35,10 +37,10 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize('kwargs', HUGE)
 def test_every_entrance_refuses_before_building(trained, tmp_path, kwargs):
     content = read_checkpoint(trained)
-    wrong = {'classes': {'model_kwargs': kwargs}, 'pixels': {**PIXEL, 'model_kwargs': kwargs}}
-    for name, changes in wrong.items():
-        changed = {**content, 'config': {**content['config'], **changes}}
-        save_checkpoint(changed, tmp_path / f'{name}.pt')
+    pixels = make_config({**PIXEL, 'model_kwargs': kwargs}).to_dict()
+    wrong = {'classes': {**content['config'], 'model_kwargs': kwargs}, 'pixels': pixels}
+    for name, config in wrong.items():
+        save_checkpoint({**content, 'config': config}, tmp_path / f'{name}.pt')
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for way in (
         lambda: convert_checkpoint(str(tmp_path / 'classes.pt'), 'prf', 8, 0),
