@@ -8,7 +8,7 @@ import torch
 from .backends import direct, fft, linear, window
 from .dispatch import choose_backend
 from .nonfinite import without_nonfinite
-from .offsets import extend_table, extend_table_backward, has_peak
+from .offsets import extend_table, extend_table_backward, peaked_heads
 from .precision import without_autocast
 from .scratch import keep_freed_pages
 
@@ -92,7 +92,11 @@ def attend_backward(
     """Gradients of phi_q, phi_k, v, bias and far; those of bias and far empty where there are none."""
     options = height, width, causal, positive, backend
     with without_autocast(v):
-        if den.dtype == torch.float32 and (positive and (den < _SMALL).any() or _is_peaked(bias, far, causal)):
+        small = den.dtype == torch.float32 and positive and bool((den < _SMALL).any())
+        peaked = None if small or den.dtype != torch.float32 else _peaked_heads(bias, far, causal)
+        if peaked is not None and not peaked.all():
+            return _backward_by_heads((phi_q, phi_k, v, bias, far), grad, options, bias_grad, peaked)
+        if small or peaked is not None:
             inputs = _double(phi_q, phi_k, v, bias, far)
             z, den = attend(*inputs, *options)
             grads = attend_backward(*inputs, z, den, grad.double(), *options, bias_grad)
@@ -107,9 +111,23 @@ def attend_backward(
     return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
 
 
-def _is_peaked(bias, far, causal):
-    """Whether float32 gradients would be rounding; on the CPU only, as other devices may be far slower in float64."""
-    return bias is not None and bias.device.type == 'cpu' and has_peak(bias, far, causal)
+def _peaked_heads(bias, far, causal):
+    """Heads whose float32 gradients would be rounding; on the CPU only, as others may be far slower in float64."""
+    return None if bias is None or bias.device.type != 'cpu' else peaked_heads(bias, far, causal)
+
+
+def _backward_by_heads(inputs, grad, options, bias_grad, peaked):
+    """Gradients of peaked heads and of all others apart: float64 is for the former alone, few of a trained table."""
+    dims = 1, 1, 1, 0, 0  # of heads, in (B, K, N, ·) and in tables (K, ...)
+    parts = []
+    for heads in (peaked.nonzero()[:, 0], (~peaked).nonzero()[:, 0]):
+        some = [x if x is None else x.index_select(dim, heads) for x, dim in zip(inputs, dims)]
+        # forward again: a denominator has a factor per row that depends on all heads of a call
+        parts.append(attend_backward(*some, *attend(*some, *options), grad[:, heads], *options, bias_grad))
+    order = torch.cat([peaked.nonzero()[:, 0], (~peaked).nonzero()[:, 0]]).argsort()
+    return tuple(
+        x if x.numel() == 0 else torch.cat([x, y], dim).index_select(dim, order) for x, y, dim in zip(*parts, dims)
+    )
 
 
 def _finite_backward(phi_q, phi_k, v, z, grad, scaled, causal):

@@ -74,14 +74,13 @@ class DecodeState:
         self.keys[:, :, self.length], self.values[:, :, self.length] = phi_k, values
         t = self.length + 1
         bias = self._recent(t).to(phi_q.dtype)  # K, t
-        bias = bias - bias.amax(-1, keepdim=True)
         # a factor per query cancels: the scores of small features then stay above what float32 can hold
         phi_q = phi_q / phi_q.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(phi_q.dtype).tiny)
         scores = (self.keys[:, :, :t] @ phi_q.unsqueeze(-1)).squeeze(-1)  # B, K, t
         values = self.values[:, :, :t]
         if self.positive and scores.device.type != 'cpu':  # asking whether it is needed would stop the host
             return _sum_values(_log_weights(scores, bias), values)
-        sums = _sum_values(scores * bias.exp(), values)
+        sums = _sum_values(scores * (bias - bias.amax(-1, keepdim=True)).exp(), values)
         if not self.positive:
             return sums
         den = sums[..., -1]
@@ -128,7 +127,10 @@ def _sum_values(weights, values):
 
 def _log_weights(scores, bias):
     """scores·exp(bias) up to a factor per row, by logarithms: any positive score and any bias; zeros stay zero."""
-    logs = scores.log() + bias  # B, K, t
+    # from the largest bias that counts: beside that of a zero key, far above, the others would lose their digits
+    seen = bias.masked_fill(scores == 0, -torch.inf)  # B, K, t
+    seen = seen - seen.amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
+    logs = scores.log() + seen
     return (logs - logs.amax(-1, keepdim=True).clamp(min=torch.finfo(logs.dtype).min)).exp()
 
 

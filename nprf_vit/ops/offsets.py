@@ -97,8 +97,10 @@ def extend_table_backward(
     return d_window, outside.sum((1, 2))
 
 
-def has_peak(table: torch.Tensor, far: torch.Tensor | None, causal: bool, outweighs: float = 256.0) -> bool:
-    """Whether in some head one offset has more than `outweighs` times the weight of all others together.
+def peaked_heads(
+    table: torch.Tensor, far: torch.Tensor | None, causal: bool, outweighs: float = 256.0
+) -> torch.Tensor | None:
+    """(K,) whether in a head one offset has more than `outweighs` times the weight of all others; None if in no head.
 
     Then attention is nearly one-hot, z_i ≈ v_j, and gradients are what is left of g·v_j - g·z_i: in float32 wrong by
     about 1e-6 of that ratio. The far constant counts once for every entry of the table.
@@ -108,11 +110,12 @@ def has_peak(table: torch.Tensor, far: torch.Tensor | None, causal: bool, outwei
     near = visible > top - math.log(outweighs)
     alone = near.sum(1) == 1
     if not alone.any():
-        return False
+        return None
     others = visible.double().masked_fill(near, -torch.inf).logsumexp(1)  # K
     if far is not None:
         others = torch.logaddexp(others, far.double() + math.log(visible.shape[1]))
-    return bool((alone & (top[:, 0].double() - others > math.log(outweighs)) & (others > -torch.inf)).any())
+    peaked = alone & (top[:, 0].double() - others > math.log(outweighs)) & (others > -torch.inf)
+    return peaked if peaked.any() else None
 
 
 def _margins(window, height, width):

@@ -44,3 +44,12 @@ def test_zero_keys_get_no_weight():
     case = make_case(37, m=16, d=16, dtype=torch.float32)
     case.phi_k[:, :, 5:9] = 0
     torch.testing.assert_close(run(case), case.run('direct'), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('scale', [1e-25, 1e-35, 1e12])
+@pytest.mark.filterwarnings('ignore:flex_attention called without torch.compile')
+def test_small_and_large_features_keep_their_products(scale):
+    case = make_case(37, std=2.0, m=16, d=16, dtype=torch.float32)
+    expected = run(case)
+    case.phi_q, case.phi_k = case.phi_q * scale, case.phi_k * scale
+    torch.testing.assert_close(run(case), expected, rtol=1e-4, atol=1e-5)

@@ -184,6 +184,16 @@ def test_the_gradient_of_zero_keys_with_small_queries_and_large_values(causal):
     assert_gradients(actual, expected, 2e-3)
 
 
+def test_a_step_that_sees_its_own_key_as_zero():
+    """Its bias of 1e5 counts for nothing, so the others keep their digits."""
+    case = make_case(5, causal=True, dtype=torch.float32)
+    case = dataclasses.replace(case, bias=torch.full((2, 1), 1e5), far=torch.zeros(2))
+    case.phi_k[:, :, 4] = 0
+    weights = case.phi_q[:, :, 4:].double() @ case.phi_k.double().transpose(-1, -2)  # far is all that is left
+    expected = (weights @ case.v.double() / weights.sum(-1, keepdim=True))[:, :, 0]
+    torch.testing.assert_close(case.run('step')[:, :, 4].double(), expected, rtol=1e-5, atol=1e-6)
+
+
 # Overflow
 
 

@@ -15,10 +15,14 @@ def flex_attention(phi_q, phi_k, v, bias, grid, causal, compiled=True):
         # as everywhere else: a constant added to all offsets must not cost the logarithms their digits
         visible = bias.detach()[..., :width] if causal else bias.detach()
         bias = bias - visible.amax((1, 2), keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
+    # Products of small features would vanish: a factor per query cancels, one per key returns as its logarithm.
+    # Token by token, so that no later key changes the rounding of earlier ones.
+    phi_q, phi_k, key_size = phi_q / _largest(phi_q), phi_k / _largest(phi_k), _largest(phi_k).log().squeeze(-1)
 
     def score_mod(score, b, h, q, k):
+        masked = score == 0  # not score <= 0: a NaN stays one
         # the inner where keeps the gradient of log away from zero keys
-        score = torch.where(score > 0, torch.log(torch.where(score > 0, score, 1.0)), -torch.inf)
+        score = torch.where(masked, -torch.inf, torch.log(torch.where(masked, 1.0, score))) + key_size[b, h, k]
         if bias is None:
             return score
         dy = k // width - q // width + height - 1
@@ -28,6 +32,11 @@ def flex_attention(phi_q, phi_k, v, bias, grid, causal, compiled=True):
     mask = create_block_mask(_causal, None, None, *2 * phi_q.shape[2:3], device=v.device) if causal else None
     attend = torch.compile(_flex_attention) if compiled else _flex_attention
     return attend(phi_q, phi_k, v, score_mod=score_mod, block_mask=mask, scale=1.0)
+
+
+def _largest(phi):
+    """The largest feature of each token (B, K, N, 1), a constant to autograd; zero keys stay zero."""
+    return phi.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(phi.dtype).tiny)
 
 
 def _causal(b, h, q, k):
