@@ -27,8 +27,8 @@ PLAIN_SUM = 1e-4
 # Terms smaller than this part of the largest value may vanish, and gradients beyond this many times the cotangent
 # overflow: both are the dtype's own range, with room for the features' scales.
 RANGE = {torch.float32: 1e-30, torch.float64: 1e-290}
-# float32 rows of small features: products down to 1e-38 count, beside denominators down to 1e-30 (docs/backends.md)
-SMALL_FEATURES, SMALL_ROWS = 1e-10, 1e-8
+# Small features leave less of that range: docs/backends.md, "Dtypes"
+SMALL_ROWS = 1e-8
 STEPS = 70
 
 
@@ -102,8 +102,7 @@ def _range(case):
     """(B, K, N, 1) part of the largest value that may vanish in a row."""
     q, k = (x.detach().double().numpy() for x in (case.phi_q, case.phi_k))
     size = q.max(-1, keepdims=True) * k.max((-2, -1), keepdims=True)
-    small = (size < SMALL_FEATURES) & (case.v.dtype == torch.float32)
-    return np.where(small, SMALL_ROWS, RANGE[case.v.dtype])
+    return np.minimum(RANGE[case.v.dtype] / size.clip(1e-300, 1), SMALL_ROWS)
 
 
 def check_gradients(grads, case, expected, backend, heads=None):
