@@ -98,7 +98,7 @@ def extend_table_backward(
 
 
 def peaked_heads(
-    table: torch.Tensor, far: torch.Tensor | None, causal: bool, outweighs: float = 256.0
+    table: torch.Tensor, far: torch.Tensor | None, causal: bool, outweighs: float = 1024.0
 ) -> torch.Tensor | None:
     """(K,) whether in a head one offset has more than `outweighs` times the weight of all others; None if in no head.
 
