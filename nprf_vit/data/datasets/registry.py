@@ -1,6 +1,6 @@
 """All names that the key `dataset` takes, one entry each: what it is called, where it lies, who can learn from it.
 
-A new dataset is one entry here and a test; docs/extending.md has an example.
+A new dataset is one entry here and a test.
 """
 
 import enum
