@@ -10,7 +10,7 @@ from nprf_vit.data.samples import TrainSamples
 from nprf_vit.engine import faults
 from nprf_vit.engine.checkpoint.file import read_checkpoint
 from nprf_vit.engine.output.folder import read_rows
-from nprf_vit.engine.tasks import build
+from nprf_vit.engine.tasks import classification
 from nprf_vit.engine.validate import validate
 from nprf_vit.errors import BadImage, InputError, RunError
 
@@ -118,8 +118,8 @@ class _Moody:
 
 @pytest.fixture
 def moody(monkeypatch):
-    real = build.train_transform
-    monkeypatch.setattr(build, 'train_transform', lambda *args: _Moody(real(*args)))
+    real = classification.train_transform
+    monkeypatch.setattr(classification, 'train_transform', lambda *args: _Moody(real(*args)))
 
 
 def test_failed_augmentations_are_counted_listed_and_survived(moody, scans, tmp_path, capsys):
@@ -148,8 +148,8 @@ def test_a_share_of_failed_augmentations_ends_the_run(moody, scans, tmp_path):
 def test_a_rare_failure_never_ends_it_and_is_not_listed_for_ever(scans, tmp_path, monkeypatch):
     monkeypatch.setattr(faults, 'MAX_UNAUGMENTED', 0.5)
     monkeypatch.setattr(faults, 'LISTED', 4)
-    real = build.train_transform
-    monkeypatch.setattr(build, 'train_transform', lambda *args: _Moody(real(*args)))
+    real = classification.train_transform
+    monkeypatch.setattr(classification, 'train_transform', lambda *args: _Moody(real(*args)))
     run_here(tmp_path / 'out', max_bad_images=0, **scans)
     assert len(read_rows(tmp_path / 'out' / 'bad_images.csv')) == 4
     assert read_checkpoint(tmp_path / 'out' / 'last.pt')['failed_augmentations'] > 10
