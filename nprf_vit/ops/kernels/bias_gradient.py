@@ -4,7 +4,7 @@
 # A program owns the pairs of one head, one dy and one diagonal of tiles: queries x in [t·X, (t+1)·X) with keys in
 # [(t+e)·X, (t+e+1)·X), for a fixed e and all t, rows y and batch items. They all have the same 2X-1 offsets dx, so one
 # X×X array in registers takes them all; its diagonals are summed at the end. Nothing is added by two programs, and
-# every sum has a fixed order: the result is the same in every run. Scratch: (K, 2RY+1, 2E+1, 2X) numbers.
+# every sum has a fixed order: the result is the same in every run. Scratch: (K, dy, 2E+1, splits, 2X) numbers.
 
 Plain PyTorch: index_add of a·(g·v - delta) by offset.
 """
@@ -12,8 +12,8 @@ Plain PyTorch: index_add of a·(g·v - delta) by offset.
 import triton
 import triton.language as tl
 
-from .attention_backward import pair_weights, value_dot
-from .prepare import FAR, HEAD_ROW
+from .gradient_pairs import pair_weights, value_dot
+from .prepare import C_FAR, FAR, HEAD_ROW
 from .tiles import load_rows
 
 
@@ -51,6 +51,7 @@ def bias_gradient_parts(
     radius_y,
     radius_x,
     entries,
+    reach_y,
     diagonals,
     splits,
     BIAS: tl.constexpr,
@@ -66,8 +67,8 @@ def bias_gradient_parts(
     """scratch[head, dy, diagonal, split]: 2X-1 sums by dx and, last, their total. A split is a part of the batch."""
     pid = tl.program_id(0)
     split, diagonal = pid % splits, pid // splits % diagonals
-    dy = pid // (splits * diagonals) % (2 * radius_y + 1) - radius_y
-    h = (pid // (splits * diagonals * (2 * radius_y + 1))).to(tl.int64)
+    dy = pid // (splits * diagonals) % (2 * reach_y + 1) - reach_y
+    h = (pid // (splits * diagonals * (2 * reach_y + 1))).to(tl.int64)
     e = diagonal - diagonals // 2
     log_table, log_far = log_c + h * entries, 0.0
     if BIAS == 'window':
@@ -91,14 +92,12 @@ def bias_gradient_parts(
         inverse = tl.load(ratio + stats + q_tokens, mask=q_exists, other=0.0)
         log_scale = tl.load(shift + stats + q_tokens, mask=q_exists, other=0.0)
         dots = tl.load(delta + stats + q_tokens, mask=q_exists, other=0.0)
+        q_base = phi_q + b * q_stride_b + h * q_stride_h
+        k_base = phi_k + b * k_stride_b + h * k_stride_h
         s = tl.zeros([BLOCK_X, BLOCK_X], tl.float32)
         for chunk in tl.static_range(CHUNKS):
-            queries = load_rows(
-                phi_q + b * q_stride_b + h * q_stride_h, q_tokens, q_exists, q_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG
-            )  # fmt: skip
-            keys = load_rows(
-                phi_k + b * k_stride_b + h * k_stride_h, k_tokens, k_exists, k_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG
-            )  # fmt: skip
+            queries = load_rows(q_base, q_tokens, q_exists, q_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG)
+            keys = load_rows(k_base, k_tokens, k_exists, k_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG)
             s = tl.dot(queries, tl.trans(keys), s, input_precision=PRECISION)
         values = load_rows(v + b * v_stride_b + h * v_stride_h, k_tokens, k_exists, v_stride_n, 0, d, BLOCK_D, LONG)
         grads = load_rows(g + b * g_stride_b + h * g_stride_h, q_tokens, q_exists, g_stride_n, 0, d, BLOCK_D, LONG)
@@ -122,14 +121,16 @@ def bias_gradient_parts(
 @triton.jit
 def bias_gradient(
     scratch,
+    heads,
     d_bias,
     d_far,
-    num_heads,
     radius_y,
     radius_x,
+    reach_y,
     diagonals,
     splits,
     blocks,
+    covered,
     WINDOW: tl.constexpr,
     BLOCK_X: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -137,32 +138,34 @@ def bias_gradient(
     """Adds up what belongs to each offset: at most two diagonals of tiles, and the splits of the batch.
 
     With a window also d_far. A constant added to every offset changes nothing, so all gradients of a head add up to
-    zero, and the one beyond the window is minus the sum of those inside.
+    zero, and the one beyond the window is minus the sum of those inside: exactly zero where nothing lies beyond
+    (`covered`), or nothing has weight there.
     """
     pid = tl.program_id(0)
     part, h = pid % blocks, (pid // blocks).to(tl.int64)
     table_width, table_height = 2 * radius_x + 1, 2 * radius_y + 1
     entries = table_width * table_height
     entry = part * BLOCK + tl.arange(0, BLOCK)
-    dy, dx = entry // table_width, entry % table_width - radius_x
-    exists = entry < entries
+    dy, dx = entry // table_width - radius_y + reach_y, entry % table_width - radius_x
+    exists, occurs = entry < entries, (entry < entries) & (dy >= 0) & (dy <= 2 * reach_y)
     total = tl.zeros([BLOCK], tl.float32)
     lower = (dx + radius_x + BLOCK_X) // BLOCK_X - (radius_x + BLOCK_X) // BLOCK_X  # near ⌊dx/X⌋
     for near in range(-1, 3):
         e = lower + near
         offset = dx - e * BLOCK_X + BLOCK_X - 1
         diagonal = e + diagonals // 2
-        mask = exists & (offset >= 0) & (offset < 2 * BLOCK_X - 1) & (diagonal >= 0) & (diagonal < diagonals)
-        row = (h * table_height + dy) * diagonals + diagonal
+        mask = occurs & (offset >= 0) & (offset < 2 * BLOCK_X - 1) & (diagonal >= 0) & (diagonal < diagonals)
+        row = (h * (2 * reach_y + 1) + dy) * diagonals + diagonal
         for split in range(0, splits):
             total += tl.load(scratch + (row * splits + split) * (2 * BLOCK_X) + offset, mask=mask, other=0.0)
     tl.store(d_bias + h * entries + entry, total, mask=exists)
     if WINDOW:
         if part == 0:
-            rows = table_height * diagonals * splits
+            rows = (2 * reach_y + 1) * diagonals * splits
             far = tl.zeros([BLOCK], tl.float32)
             for first in range(0, rows, BLOCK):
                 row = first + tl.arange(0, BLOCK)
                 at = (h * rows + row) * (2 * BLOCK_X) + 2 * BLOCK_X - 1
                 far += tl.load(scratch + at, mask=row < rows, other=0.0)
-            tl.store(d_far + h, -tl.sum(far, 0))
+            nothing = (covered > 0) | (tl.load(heads + h * HEAD_ROW + C_FAR) == 0)
+            tl.store(d_far + h, tl.where(nothing, 0.0, -tl.sum(far, 0)))

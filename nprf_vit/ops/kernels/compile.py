@@ -1,7 +1,7 @@
-"""Compiles recorded launches for a named GPU on any machine, and reads what came of it: registers, spills, tensor cores.
+"""Compiles recorded launches for a named GPU on any machine, and reads registers, spills and tensor cores from them.
 
-No driver is needed: Triton compiles to cubin with its own ptxas and to hsaco with its own LLVM, and carries cuobjdump and
-nvdisasm.
+No driver is needed: Triton compiles to cubin with its own ptxas and to hsaco with its own LLVM, and carries cuobjdump
+and nvdisasm.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def compile_launch(launch: Launch, target: str) -> Compiled:
     for i, name in enumerate(kernel.arg_names):
         value = launch.arguments[name]
         if kernel.params[i].is_constexpr:
+            if name == 'PRECISION' and gpu.backend == 'hip':
+                value = 'ieee'  # no TF32 there
             signature[name], constants[name] = 'constexpr', value
             continue
         signature[name] = _type(value)

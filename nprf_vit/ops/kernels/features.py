@@ -1,8 +1,8 @@
-"""Features of normalized queries and keys, φ(x̂) = exp(w·x̂ - ‖x̂‖²/2) up to a factor, and their gradient. One launch each.
+"""Features of normalized queries and keys, φ(x̂) = exp(w·x̂ - ‖x̂‖²/2) up to a factor, and their gradient.
 
 # B batch, K heads, N tokens, D head dim, M features
 # q, k (B, K, N, D) by strides, straight from the packed projection; w (K, M, D); phi_q, phi_k (B, K, N, M) float32
-# Program p: tile of tokens, then queries or keys, then (batch, head).
+# One launch each. Program p: tile of tokens, then queries or keys, then (batch, head).
 
 A query is divided by its own largest feature. A key is divided by exp(max‖w‖), a constant: |w·x̂| ≤ ‖w‖, so no maximum
 over keys is needed, causal or not. Both cancel. Plain PyTorch: ops/features.py.

@@ -41,7 +41,7 @@ def _weigh_table(bias, far, c, log_c, heads, head, entries, visible_entries, WIN
     if WINDOW:
         beyond = tl.load(far + head)
         wide = tl.where(beyond - bottom > _FAR_RANGE, 1.0, 0.0)
-        top, bottom = tl.maximum(top, beyond), tl.minimum(bottom, beyond)
+        top = tl.maximum(top, beyond)
         log_far = (beyond - top) * _LOG2_E
         tl.store(heads + head * HEAD_ROW + FAR, log_far)
         tl.store(heads + head * HEAD_ROW + C_FAR, tl.exp2(log_far))
