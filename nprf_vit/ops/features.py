@@ -21,7 +21,7 @@ _FLOOR = {torch.float32: -84.0, torch.float64: -650.0}
 # than 60 the constant is 1 and larger features, which only keys along a projection have, are cut.
 _CAUSAL_TOP = 60.0
 # Shorter vectors are not stretched to length one: zero stays zero, and its gradient stays below 1e6 of what arrives.
-_SHORTEST = 1e-6
+SHORTEST = 1e-6
 _CAUSAL_TRF = 40.0  # nothing bounds ‖x‖²/2 from w alone: centre its range and cut it where float32 would overflow
 
 
@@ -105,7 +105,7 @@ def feature_map(
     with without_autocast(x):
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if kind == 'elu':
-            x = F.normalize(x, dim=-1, eps=_SHORTEST) if normalize else x
+            x = F.normalize(x, dim=-1, eps=SHORTEST) if normalize else x
             # F.elu(x) + 1 would round e^x to 1e-7, and a clamp would have no gradient at zero
             return torch.where(x > 0, x + 1, x.masked_fill(x > 0, 0).exp())
         _check_shapes(x, w)
@@ -113,9 +113,9 @@ def feature_map(
         projected = x @ w.transpose(-1, -2)  # ..., K, N, M
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # ..., K, N, 1
         if normalize:
-            projected = projected.mul_(1 / norm.clamp(min=_SHORTEST))
+            projected = projected.mul_(1 / norm.clamp(min=SHORTEST))
             # not norm times its inverse: a norm that overflows leaves a vector that no projection sees, not a NaN
-            norm = (norm / _SHORTEST).clamp(max=1)
+            norm = (norm / SHORTEST).clamp(max=1)
         half_square = norm.square() * 0.5
         if kind == 'trf':
             return _trigonometric(projected, half_square, role, causal, normalize)

@@ -44,12 +44,12 @@ def _scores(
     k_scale = tl.zeros_like(k_tokens).to(tl.float32) + 1.0
     if SCALED:
         k_scale = tl.zeros_like(k_tokens).to(tl.float32)
-        for chunk in tl.static_range(CHUNKS):
+        for chunk in range(CHUNKS):
             keys = load_rows(k_base, k_tokens, k_exists, k_stride, chunk * BLOCK_M, m, BLOCK_M, LONG)
             k_scale = tl.maximum(k_scale, tl.max(tl.abs(keys), 1))
         k_scale = tl.where(k_scale > 0, k_scale, 1.0)
     s = tl.zeros([q_tokens.shape[0], k_tokens.shape[0]], tl.float32)
-    for chunk in tl.static_range(CHUNKS):
+    for chunk in range(CHUNKS):
         if CHUNKS > 1:
             queries = load_rows(q_base, q_tokens, q_exists, q_stride, chunk * BLOCK_M, m, BLOCK_M, LONG)
             if SCALED:
@@ -159,7 +159,7 @@ def attention_forward(
     if not redo:
         if LINEAR:
             for part in range(0, parts):
-                for chunk in tl.static_range(CHUNKS):
+                for chunk in range(CHUNKS):
                     if CHUNKS > 1:
                         queries = load_rows(q_base, q_tokens, q_exists, q_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG)
                     features, columns = chunk * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
@@ -205,7 +205,7 @@ def attention_forward(
         total = tl.zeros([BLOCK_Q], tl.float32)
         row_max = tl.full([BLOCK_Q], float('-inf'), tl.float32)
         q_scale = tl.zeros([BLOCK_Q], tl.float32)
-        for chunk in tl.static_range(CHUNKS):
+        for chunk in range(CHUNKS):
             part_q = load_rows(q_base, q_tokens, q_exists, q_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG)
             q_scale = tl.maximum(q_scale, tl.max(tl.abs(part_q), 1))
         q_scale = tl.where(q_scale > 0, q_scale, 1.0)

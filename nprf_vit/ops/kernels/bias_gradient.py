@@ -95,7 +95,7 @@ def bias_gradient_parts(
         q_base = phi_q + b * q_stride_b + h * q_stride_h
         k_base = phi_k + b * k_stride_b + h * k_stride_h
         s = tl.zeros([BLOCK_X, BLOCK_X], tl.float32)
-        for chunk in tl.static_range(CHUNKS):
+        for chunk in range(CHUNKS):
             queries = load_rows(q_base, q_tokens, q_exists, q_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG)
             keys = load_rows(k_base, k_tokens, k_exists, k_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG)
             s = tl.dot(queries, tl.trans(keys), s, input_precision=PRECISION)

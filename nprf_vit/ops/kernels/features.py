@@ -68,7 +68,7 @@ def feature_map(
         out = phi_k + out_offset
     half_square = 0.5 * tl.sum(unit * unit, 1)
     top = tl.full([BLOCK_N], float('-inf'), tl.float32)
-    for chunk in tl.static_range(CHUNKS):
+    for chunk in range(CHUNKS):
         features = chunk * BLOCK_M + tl.arange(0, BLOCK_M)
         weights = load_rows(w + h * m * d, features, features < m, d, 0, d, BLOCK_D, LONG)  # BLOCK_M, D
         if is_key == 0:
@@ -79,7 +79,7 @@ def feature_map(
             top = tl.maximum(top, tl.sqrt(tl.max(tl.sum(weights * weights, 1), 0)))
     if is_key == 1:
         top += half_square
-    for chunk in tl.static_range(CHUNKS):
+    for chunk in range(CHUNKS):
         features = chunk * BLOCK_M + tl.arange(0, BLOCK_M)
         weights = load_rows(w + h * m * d, features, features < m, d, 0, d, BLOCK_D, LONG)
         exponent = tl.dot(unit, tl.trans(weights), input_precision=PRECISION)
@@ -141,7 +141,7 @@ def feature_map_gradient(
         phi, d_phi = phi_k + offset, d_phi_k + offset
     d_unit = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     total = tl.zeros([BLOCK_N], tl.float32)
-    for chunk in tl.static_range(CHUNKS):
+    for chunk in range(CHUNKS):
         features = chunk * BLOCK_M + tl.arange(0, BLOCK_M)
         weights = load_rows(w + h * m * d, features, features < m, d, 0, d, BLOCK_D, LONG)
         e = load_rows(phi, tokens, exists, m, chunk * BLOCK_M, m, BLOCK_M, LONG)

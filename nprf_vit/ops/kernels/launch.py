@@ -54,6 +54,7 @@ class Problem(NamedTuple):
     causal: bool
     positive: bool
     precision: str  # of products of float32: 'tf32', 'tf32x3' or 'ieee'
+    parts: int  # of the tokens, summed apart in the linear term
 
 
 def block(size: int) -> int:

@@ -15,9 +15,6 @@ from .launch import Problem, block, has_linear_term, is_long, launch, strides
 from .prepare import prepare
 from .tile_table import patches, tile_count, tile_for
 
-_TOKENS_PER_PART = 4096  # of the linear term's sums, whose parts every tile of queries adds up again
-_PARTS = 8
-
 
 class Tables(NamedTuple):
     """What `prepare` makes of a bias, and the sums of the linear term."""
@@ -42,7 +39,7 @@ def run_prepare(phi_k, v, bias, far, p: Problem) -> Tables:
     entries = 1 if bias is None else bias[0].numel()
     c, log_c = (v.new_empty(k, entries, dtype=torch.float32) for _ in range(2))
     heads = v.new_empty(k, 4, dtype=torch.float32)
-    parts = min(_PARTS, triton.cdiv(n, _TOKENS_PER_PART)) if has_linear_term(p) else 0
+    parts = p.parts if has_linear_term(p) else 0
     tile = tile_for('prepare', v)
     block_m = min(block(m), tile.features)
     chunks = triton.cdiv(m, block_m)

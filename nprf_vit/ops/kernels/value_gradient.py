@@ -86,7 +86,7 @@ def value_gradient(
     if LINEAR:
         if local:
             for part in range(0, parts):
-                for chunk in tl.static_range(CHUNKS):
+                for chunk in range(CHUNKS):
                     if CHUNKS > 1:
                         keys = load_rows(k_base, tokens, exists, k_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG)
                     sums, _ = load_state(state, item, part, parts, chunk * BLOCK_M, m, d, BLOCK_M, BLOCK_D)
@@ -100,7 +100,7 @@ def value_gradient(
     for i in range(begin, end):
         others, there = other_tokens(i, first_y, first_x, across, n, height, width, local, LOCAL, C_ROWS, C_COLS)
         s = tl.zeros([BLOCK_R, C_ROWS * C_COLS], tl.float32)
-        for chunk in tl.static_range(CHUNKS):
+        for chunk in range(CHUNKS):
             if CHUNKS > 1:
                 keys = load_rows(k_base, tokens, exists, k_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG)
             queries = load_rows(q_base, others, there, q_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG)

@@ -1,0 +1,219 @@
+"""Attention in Triton kernels (ops/kernels), for CUDA, ROCm, and CPU tensors in Triton's interpreter.
+
+# B batch, K heads, N tokens, M features, D head dim, H×W grid (N = H·W); a sequence is a 1×N grid
+
+Opaque, because the first call on a GPU checks the kernels against plain PyTorch and may hand over to it. Triton is
+imported by the first call only.
+"""
+
+import contextlib
+import importlib.util
+import os
+
+import torch
+
+from .fused_check import is_trusted
+from .fused_plain import attend_plain, attend_plain_backward
+
+AVAILABLE = importlib.util.find_spec('triton') is not None
+# The interpreter reads this when Triton is imported: setting it later changes nothing.
+INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
+LARGEST_HEAD_DIM, MOST_FEATURES = 128, 256
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Tokens of a part of the linear term's sums, which every tile adds up again, and how many parts there are at most.
+_TOKENS_PER_PART, _PARTS = 4096, 8
+
+
+def why_not(device: torch.device, feature_dtype: torch.dtype, v_dtype: torch.dtype, m: int, d: int) -> str | None:
+    """What keeps the kernels from serving a case, or None."""
+    if not AVAILABLE:
+        return 'Triton is not installed'
+    if device.type != 'cuda' and not (device.type == 'cpu' and INTERPRETED):
+        return f'tensors are on {device.type}, and Triton runs on CUDA (on the CPU with TRITON_INTERPRET=1)'
+    if feature_dtype != torch.float32 or v_dtype not in _DTYPES:
+        return (
+            f'features are {feature_dtype} and values {v_dtype}: float32 beside float32, bfloat16 or float16 is served'
+        )
+    if d > LARGEST_HEAD_DIM or m > MOST_FEATURES:
+        return f'head dim {d} and {m} features: up to {LARGEST_HEAD_DIM} and {MOST_FEATURES} are served'
+    return None
+
+
+def is_chosen(backend: str, v: torch.Tensor, m: int, has_bias: bool, causal: bool) -> bool:
+    """Whether `backend` means these kernels for values v (..., D) beside float32 features; raises where it cannot."""
+    reason = why_not(v.device, torch.float32, v.dtype, m, v.shape[-1])
+    if backend == 'fused' and reason:
+        raise ValueError(f"backend 'fused' cannot run: {reason}")
+    # causal without a bias costs N² here and N·M·D by prefix sums
+    return backend == 'fused' or (backend == 'auto' and v.is_cuda and reason is None and (has_bias or not causal))
+
+
+def precision(v_dtype: torch.dtype) -> str:
+    """How float32 numbers are multiplied: as PyTorch's matmul setting allows, TF32 beside half-precision values."""
+    if INTERPRETED or torch.version.hip:
+        return 'ieee'
+    if v_dtype != torch.float32 or torch.get_float32_matmul_precision() != 'highest':
+        return 'tf32'
+    return 'tf32x3'
+
+
+def feature_precision() -> str:
+    """Exponents keep float32's digits under any setting: TF32's error of 5e-4·‖w‖ would be one of every feature."""
+    return 'ieee' if INTERPRETED or torch.version.hip else 'tf32x3'
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    """x with its last dimension in one run of memory, which is all that the kernels ask of strides."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def device_of(x: torch.Tensor):
+    """Triton launches on the current device, whatever the tensors' is."""
+    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+
+
+def problem(v, bias, far, height, width, causal, positive):
+    """The table and far that the kernels need, and what a call is about."""
+    from ..kernels.launch import Problem
+
+    kind = _kind(bias, far, height, width)
+    radius = (0, 0) if bias is None else (bias.shape[1] // 2, bias.shape[2] // 2)
+    table = None if bias is None else bias.contiguous()
+    beyond = far.contiguous() if kind == 'window' else None
+    parts = _parts(height * width, kind, causal)
+    p = Problem((height, width), kind, radius, causal, positive, precision(v.dtype), parts)
+    return table, beyond, p
+
+
+def _kind(bias, far, height, width) -> str:
+    if bias is None:
+        return 'none'
+    # a window that is the table of the grid leaves nothing beyond it
+    covered = bias.shape[1] == 2 * height - 1 and bias.shape[2] == 2 * width - 1
+    return 'full' if far is None or covered else 'window'
+
+
+def _parts(n, kind, causal) -> int:
+    return 0 if causal or kind == 'full' else min(_PARTS, (n + _TOKENS_PER_PART - 1) // _TOKENS_PER_PART)
+
+
+def statistics(phi_q, v, bias, far, height, width, causal):
+    """Memory of den, shift, log_c, heads and state, unwritten: phi_q (B, K, N, M), v (B, K, N, D)."""
+    (b, k, n, m), d = phi_q.shape, v.shape[-1]
+    entries = 1 if bias is None else bias.shape[1] * bias.shape[2]
+    parts = _parts(n, _kind(bias, far, height, width), causal)
+    shapes = (b, k, n), (b, k, n), (k, entries), (k, 4), (b * k, parts, m, d + 1)
+    return tuple(v.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+def saved(z, den, shift, log_c, heads, state):
+    """What the forward left for the backward; c itself is not needed again."""
+    from ..kernels.launch_forward import Forward, Tables
+
+    return Forward(z, den, shift, Tables(log_c, log_c, heads, state, state.shape[1]))
+
+
+def bias_gradients(d_bias, d_far, v, far, bias_grad):
+    """Gradients of bias and far as an op returns them: empty for none, zero for a far beyond a whole table."""
+    if far is not None and bias_grad and d_far is None:
+        d_far = torch.zeros_like(far)
+    return tuple(v.new_empty(0, dtype=torch.float32) if x is None else x for x in (d_bias, d_far))
+
+
+def fake_bias_gradients(v, bias, far, bias_grad):
+    return tuple(
+        v.new_empty(0, dtype=torch.float32)
+        if x is None or not bias_grad
+        else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x in (bias, far)
+    )
+
+
+@torch.library.custom_op('nprf_vit::fused', mutates_args=())
+def fused(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    height: int,
+    width: int,
+    causal: bool,
+    positive: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Attention (B, K, N, D) in v's dtype, and what the backward needs: den, shift, log_c, heads, state."""
+    from ..kernels.launch_forward import run_forward
+
+    phi_q, phi_k, v = (rows(x) for x in (phi_q, phi_k, v))
+    z = torch.empty_like(v, memory_format=torch.contiguous_format)
+    with device_of(v):
+        table, beyond, p = problem(v, bias, far, height, width, causal, positive)
+        if not is_trusted(v, phi_q.shape[-1], p):
+            z.copy_(attend_plain(phi_q, phi_k, v, bias, far, height, width, causal, positive))
+            return z, *statistics(phi_q, v, bias, far, height, width, causal)
+        out = run_forward(phi_q, phi_k, v, table, beyond, p, z)
+    return z, out.den, out.shift, out.tables.log_c, out.tables.heads, out.tables.state
+
+
+@fused.register_fake
+def _(phi_q, phi_k, v, bias, far, height, width, causal, positive):
+    z = torch.empty_like(v, memory_format=torch.contiguous_format)
+    return z, *statistics(phi_q, v, bias, far, height, width, causal)
+
+
+@torch.library.custom_op('nprf_vit::fused_backward', mutates_args=())
+def fused_backward(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    z: torch.Tensor,
+    den: torch.Tensor,
+    shift: torch.Tensor,
+    log_c: torch.Tensor,
+    heads: torch.Tensor,
+    state: torch.Tensor,
+    grad: torch.Tensor,
+    height: int,
+    width: int,
+    causal: bool,
+    positive: bool,
+    bias_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of phi_q, phi_k, v, bias and far; those of bias and far empty where there are none."""
+    from ..kernels.launch_backward import run_backward
+
+    phi_q, phi_k, v, grad = (rows(x) for x in (phi_q, phi_k, v, grad))
+    with device_of(v):
+        table, beyond, p = problem(v, bias, far, height, width, causal, positive)
+        if not is_trusted(v, phi_q.shape[-1], p):
+            return attend_plain_backward(phi_q, phi_k, v, bias, far, grad, height, width, causal, positive, bias_grad)
+        d_v = torch.empty_like(v, memory_format=torch.contiguous_format)
+        forward = saved(z, den, shift, log_c, heads, state)
+        d_q, d_k, *others = run_backward(phi_q, phi_k, v, table, beyond, p, forward, grad, d_v, bias_grad)
+        return d_q, d_k, d_v, *bias_gradients(*others, v, far, bias_grad)
+
+
+@fused_backward.register_fake
+def _(phi_q, phi_k, v, bias, far, z, den, shift, log_c, heads, state, grad, height, width, causal, positive, bias_grad):
+    grads = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (phi_q, phi_k, v))
+    return *grads, *fake_bias_gradients(v, bias, far, bias_grad)
+
+
+def _save(ctx, inputs, output):
+    *tensors, ctx.height, ctx.width, ctx.causal, ctx.positive = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _differentiate(ctx, grad, *_):
+    if grad is None:
+        return (None,) * 9
+    options = ctx.height, ctx.width, ctx.causal, ctx.positive
+    bias, far = ctx.needs_input_grad[3:5]
+    *grads, d_bias, d_far = fused_backward(*ctx.saved_tensors, grad, *options, bias or far)
+    return *grads, d_bias if bias else None, d_far if far else None, None, None, None, None
+
+
+fused.register_autograd(_differentiate, setup_context=_save)

@@ -1,0 +1,40 @@
+"""What the fused ops do where their kernels are not trusted: the same in plain PyTorch.
+
+# B batch, K heads, N tokens, M features, D head dim
+"""
+
+import torch
+
+from ..attend import attend, attend_backward
+from ..features import SHORTEST, feature_map
+
+
+def attend_plain(phi_q, phi_k, v, bias, far, *options):
+    """(B, K, N, D) float32; options: height, width, causal, positive."""
+    return attend(phi_q, phi_k, v.float(), bias, far, *options, 'auto')[0]
+
+
+def attend_plain_backward(phi_q, phi_k, v, bias, far, grad, height, width, causal, positive, bias_grad):
+    """Gradients of phi_q, phi_k, v, bias and far, as `attend_backward`'s; the forward is computed again."""
+    inputs, options = (phi_q, phi_k, v.float(), bias, far), (height, width, causal, positive, 'auto')
+    d_q, d_k, d_v, *others = attend_backward(*inputs, *attend(*inputs, *options), grad.float(), *options, bias_grad)
+    return d_q, d_k, d_v.to(v.dtype), *others
+
+
+def features_plain(q, k, w):
+    """phi_q and phi_k (B, K, N, M) of normalized queries and keys; a causal model sees the same ones."""
+    return tuple(feature_map(x, w, role=role, normalize=True).contiguous() for x, role in ((q, 'query'), (k, 'key')))
+
+
+def features_plain_backward(x, w, phi, d_phi):
+    """dx from dφ: with e = φ∘dφ, dx̂ = eᵀw, and dx is dx̂ without its part along x̂, over ‖x‖.
+
+    ‖x̂‖²/2 is constant but for vectors too short to be stretched; what its gradient adds lies along x̂.
+    """
+    x = x.float()
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    unit = x / norm.clamp(min=SHORTEST)
+    e = phi * d_phi
+    d_unit = e @ w.float()
+    along = (d_unit * unit).sum(-1, keepdim=True)
+    return (d_unit - torch.where(norm >= SHORTEST, along, 0.0) * unit) / norm.clamp(min=SHORTEST)
