@@ -11,8 +11,9 @@ from timm.layers import register_notrace_module
 from torch import nn
 
 from nprf_vit.ops import draw_projection, feature_map, kernel_attention
-from nprf_vit.ops.attention import BACKENDS
+from nprf_vit.ops.attention import BACKENDS, packed_attention
 from nprf_vit.ops.backends.dense import dense_kernel_attention
+from nprf_vit.ops.backends.fused import is_chosen
 
 from .rel_pos import RelPosBias, check_grid_size, extend_window
 
@@ -172,15 +173,26 @@ class KernelAttention(nn.Module):
         if causal and x.ndim == 4:
             raise ValueError('causal attention needs an order: pass (B, N, C), not (B, H, W, C)')
 
-        q, k, v = self.project(x)
-        attend = self._softmax_attention if self.kernel == 'softmax' else self._kernel_attention
-        z = attend(q, k, v, bias, grid_size, causal)  # B, K, N, D
-        z = z.transpose(1, 2).reshape(*x.shape[:-1], self.attn_dim)  # B, H, W, C or B, N, C
+        qkv = self.packed_projection(x)
+        if self._is_fused(qkv, bias is not None, causal):
+            bias, far = bias if isinstance(bias, tuple) else (bias, None)
+            z = packed_attention(qkv, self.w, bias, far, grid_size if len(grid_size) == 2 else None, causal)
+        else:
+            attend = self._softmax_attention if self.kernel == 'softmax' else self._kernel_attention
+            z = attend(*self.unpack(qkv), bias, grid_size, causal).transpose(1, 2)  # B, N, K, D
+        z = z.reshape(*x.shape[:-1], self.attn_dim)  # B, H, W, C or B, N, C
         return self.proj_drop(self.proj(self.norm(z)))
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values (B, K, N, D) of tokens (B, ..., C)."""
-        qkv = self.qkv(x).reshape(x.shape[0], -1, 3, self.num_heads, self.head_dim)  # B, N, 3, K, D
+        return self.unpack(self.packed_projection(x))
+
+    def packed_projection(self, x: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values (B, N, 3, K, D) of tokens (B, ..., C), before any norm."""
+        return self.qkv(x).reshape(x.shape[0], -1, 3, self.num_heads, self.head_dim)
+
+    def unpack(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values (B, K, N, D) of a packed projection."""
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         return self.q_norm(q), self.k_norm(k), v
 
@@ -216,6 +228,15 @@ class KernelAttention(nn.Module):
         dropout_p = self.attn_drop.p if self.training else 0.0
         scale = 1.0 if self.normalize else None
         return F.scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal=causal, scale=scale)
+
+    def _is_fused(self, qkv, has_bias, causal) -> bool:
+        """Whether one op takes the packed projection: kernels of normalized features, and a GPU to run them on."""
+        plain_norms = isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity)
+        if self.kernel not in ('prf', 'orf', 'sphere') or not self.normalize or not plain_norms:
+            return False
+        if self.attn_backend not in ('auto', 'fused') or torch.onnx.is_in_onnx_export():
+            return False
+        return is_chosen(self.attn_backend, qkv, self.feature_dim, has_bias, causal)
 
     def _kernel_attention(self, q, k, v, bias, grid_size, causal) -> torch.Tensor:
         phi_q, phi_k = self.features(q, k, causal)

@@ -6,13 +6,14 @@
 import torch
 from torch.autograd.forward_ad import unpack_dual
 
-from .backends import flex
+from .backends import flex, fused
+from .backends.fused_qkv import fused_qkv
 from .custom_op import attend
 from .decode import decode_sequence
 from .offsets import extend_table
 from .precision import check_alike, without_autocast
 
-BACKENDS = ('auto', 'direct', 'fft', 'linear', 'window', 'step', 'flex')
+BACKENDS = ('auto', 'direct', 'fft', 'linear', 'window', 'step', 'flex', 'fused')
 
 
 def kernel_attention(
@@ -56,10 +57,37 @@ def kernel_attention(
         return decode_sequence(phi_q, phi_k, v, None if table is None else table[:, 0], positive)
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     with without_autocast(v):
+        if dtype == torch.float32 and fused.is_chosen(backend, v, phi_q.shape[-1], bias is not None, causal):
+            return fused.fused(phi_q.to(dtype), phi_k.to(dtype), v, bias, far, height, width, causal, positive)[0]
         args = phi_q.to(dtype), phi_k.to(dtype), v.to(dtype)
         if backend == 'flex':
             return flex.flex_attention(*args, table, (height, width), causal).to(v.dtype)
         return attend(*args, bias, far, height, width, causal, positive, backend)[0].to(v.dtype)
+
+
+def packed_attention(
+    qkv: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    far: torch.Tensor | None = None,
+    grid_size: tuple[int, int] | None = None,
+    causal: bool = False,
+) -> torch.Tensor:
+    """`kernel_attention` of normalized positive features straight from a packed projection, by the fused kernels.
+
+    Args:
+        qkv: (B, N, 3, K, D) queries, keys and values in float32, bfloat16 or float16; any strides.
+        w: (K, M, D) projections of the features, which get no gradient.
+        bias: As in `kernel_attention`, like `far`, `grid_size` and `causal`.
+
+    Returns:
+        (B, N, K, D) in qkv's dtype.
+    """
+    heads = qkv[:, :, 0].transpose(1, 2)  # B, K, N, D
+    _check_no_tangent(qkv, bias, far)
+    height, width = _check_grid(grid_size, qkv.shape[1], causal)
+    bias, far = _check_bias(heads, bias, far, grid_size, height, width)
+    return fused_qkv(qkv, w.detach().float(), bias, far, height, width, causal)[0]
 
 
 def _check_bias(phi_q, bias, far, grid_size, height, width):
@@ -124,6 +152,7 @@ def _check_backend(backend, v, bias, far, causal, positive):
         'window': far is not None,
         'step': causal,
         'flex': v.device.type == 'cuda' and positive,
+        'fused': v.dtype != torch.float64,
     }
     if not serves[backend]:
         case = f'{"causal" if causal else "non-causal"}, {"a" if bias is not None else "no"} bias, '
