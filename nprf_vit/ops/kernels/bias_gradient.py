@@ -61,6 +61,7 @@ def bias_gradient_parts(
     BLOCK_M: tl.constexpr,
     CHUNKS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    D_CHUNKS: tl.constexpr,
     PRECISION: tl.constexpr,
     LONG: tl.constexpr,
 ):
@@ -99,9 +100,12 @@ def bias_gradient_parts(
             queries = load_rows(q_base, q_tokens, q_exists, q_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG)
             keys = load_rows(k_base, k_tokens, k_exists, k_stride_n, chunk * BLOCK_M, m, BLOCK_M, LONG)
             s = tl.dot(queries, tl.trans(keys), s, input_precision=PRECISION)
-        values = load_rows(v + b * v_stride_b + h * v_stride_h, k_tokens, k_exists, v_stride_n, 0, d, BLOCK_D, LONG)
-        grads = load_rows(g + b * g_stride_b + h * g_stride_h, q_tokens, q_exists, g_stride_n, 0, d, BLOCK_D, LONG)
-        product = value_dot(grads, tl.trans(values), tl.zeros([BLOCK_X, BLOCK_X], tl.float32), PRECISION)
+        v_base, g_base = v + b * v_stride_b + h * v_stride_h, g + b * g_stride_b + h * g_stride_h
+        product = tl.zeros([BLOCK_X, BLOCK_X], tl.float32)
+        for part in range(D_CHUNKS):
+            values = load_rows(v_base, k_tokens, k_exists, v_stride_n, part * BLOCK_D, d, BLOCK_D, LONG)
+            grads = load_rows(g_base, q_tokens, q_exists, g_stride_n, part * BLOCK_D, d, BLOCK_D, LONG)
+            product = value_dot(grads, tl.trans(values), product, PRECISION)
         weight = pair_weights(
             log_table, log_far, q_tokens, q_exists, k_tokens, k_exists, log_scale, inverse, False,
             width, radius_y, radius_x, BIAS, CAUSAL, True,

@@ -16,19 +16,32 @@ class Tile(NamedTuple):
     warps: int
 
 
-# kernel: half-precision values, D ≤ 64 and D ≤ 128; float32 values, D ≤ 64 and D ≤ 128
+# kernel: half-precision values, D ≤ 64 and D ≤ 128; float32 values, D ≤ 64 and D ≤ 128. The largest tile of those tried
+# that spills nothing on sm_80 for 32, 64 and 256 features; sm_90 needs fewer registers. Beside each row the registers
+# per thread on sm_80 with 32 features, of 255 that there are (`python -m nprf_vit.doctor --targets sm_80` has them all).
 TABLE: dict[str, tuple[Tile, Tile, Tile, Tile]] = {
-    'prepare': (Tile(32, 0, 64, 4),) * 4,
-    'feature_map': (Tile(32, 0, 64, 4),) * 4,
-    'feature_map_gradient': (Tile(32, 0, 64, 4),) * 4,
-    'attention_forward': (Tile(64, 32, 64, 8),) * 4,
-    'attention_forward, window': (Tile(64, 32, 64, 8),) * 4,
-    'gradient_state': (Tile(32, 0, 64, 4),) * 4,
-    'feature_gradient': (Tile(64, 32, 64, 4),) * 4,
-    'feature_gradient, window': (Tile(64, 32, 64, 4),) * 4,
-    'value_gradient': (Tile(64, 32, 64, 4),) * 4,
-    'value_gradient, window': (Tile(64, 32, 64, 4),) * 4,
-    'bias_gradient_parts': (Tile(32, 8, 64, 4),) * 4,
+    # 64, 112, 149, 200; 64 features at a time spill 8 bytes at D = 128, 104 in float32
+    'prepare': (Tile(32, 0, 64, 4), Tile(32, 0, 32, 4), Tile(32, 0, 64, 4), Tile(32, 0, 32, 4)),
+    # 218, 168, 210, 168; 64 tokens spill 392 bytes with 256 features, 32 tokens 360 at D = 128
+    'feature_map': (Tile(32, 0, 64, 4), Tile(16, 0, 32, 4), Tile(32, 0, 64, 4), Tile(16, 0, 32, 4)),
+    # 166, 167, 168, 166; 64 tokens spill 8 bytes, 32 tokens 8 at D = 128
+    'feature_map_gradient': (Tile(32, 0, 64, 4), Tile(16, 0, 32, 4), Tile(32, 0, 32, 4), Tile(16, 0, 32, 4)),
+    # 190, 228, 255, 244; 4 warps instead of 8 spill 8 bytes
+    'attention_forward': (Tile(64, 32, 64, 8), Tile(64, 32, 64, 8), Tile(64, 32, 32, 8), Tile(64, 16, 32, 8)),
+    # 184, 247, 251, 212; 32 keys instead of 16 spill 16 bytes, 56 in float32
+    'attention_forward, window': (Tile(64, 16, 32, 8), Tile(64, 32, 32, 8), Tile(64, 16, 32, 8), Tile(16, 16, 32, 4)),
+    # 128, 166, 167, 236
+    'gradient_state': (Tile(32, 0, 64, 4), Tile(32, 0, 64, 4), Tile(32, 0, 64, 4), Tile(32, 0, 32, 4)),
+    # 128, 142, 255, 255; float32 and D = 128 with 32 columns spill 224 bytes
+    'feature_gradient': (Tile(64, 32, 64, 4), Tile(64, 32, 64, 4), Tile(64, 32, 32, 4), Tile(64, 16, 32, 8)),
+    # 195, 225, 255, 190; float32 and D = 128 with 32 rows spill 648 bytes
+    'feature_gradient, window': (Tile(64, 32, 64, 4), Tile(64, 32, 32, 4), Tile(64, 32, 32, 4), Tile(16, 16, 32, 4)),
+    # 148, 128, 168, 228; 64 features at a time spill 40 bytes with 256
+    'value_gradient': (Tile(64, 32, 32, 4), Tile(64, 32, 64, 8), Tile(64, 32, 32, 4), Tile(64, 32, 32, 8)),
+    # 235, 214, 255, 212
+    'value_gradient, window': (Tile(64, 32, 32, 4), Tile(64, 32, 64, 8), Tile(64, 32, 32, 4), Tile(64, 16, 32, 8)),
+    # 168, 168, 255, BIASREGS
+    'bias_gradient_parts': (Tile(32, 8, 64, 4), Tile(32, 8, 64, 4), Tile(32, 8, 32, 4), Tile(16, 4, 16, 4)),
 }
 # Rows and columns of a tile of a window: nearly square for the tile itself, which keeps its surroundings small, and
 # whole runs of 16 tokens in memory for those it walks over.
