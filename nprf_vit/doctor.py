@@ -4,6 +4,7 @@ python -m nprf_vit.doctor            every backend against the dense oracle, the
 python -m nprf_vit.doctor --quick    the same checks, small sizes
 python -m nprf_vit.doctor --seconds N    time for about N seconds; larger sizes are left out, and named
 python -m nprf_vit.doctor --csv F    what was found, as a table too
+python -m nprf_vit.doctor --targets sm_80,sm_90,sm_100,gfx942 [--json F]    compile the kernels for these GPUs instead
 
 # B batch, K heads, N tokens, M features, D head dim, H×W grid
 """
@@ -26,6 +27,7 @@ from tqdm import tqdm
 
 from .errors import first_line
 from .ops import dispatch, draw_projection, feature_map, kernel_attention, reference
+from .ops.backends import fused
 from .version import __version__
 
 # What docs/backends.md promises: of Σ_j a_ij|v_j| on every output element, and of the norm of each gradient.
@@ -234,6 +236,21 @@ def write_findings(path: Path, findings: list[Finding]) -> None:
         writer.writerows({**asdict(finding), 'value': f'{finding.value:.4g}'} for finding in findings)
 
 
+def compile_for(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    """Compiles every variant of the kernels, with --quick a few; 1 if one spills or does not fit where it must."""
+    if not fused.AVAILABLE:
+        parser.error('--targets needs Triton, which is not installed here')
+    from .ops.kernels import report, variants  # imports Triton
+
+    try:
+        targets = report.check_targets(args.targets)
+    except ValueError as error:
+        parser.error(str(error))
+    if args.json and not args.json.parent.is_dir():
+        parser.error(f'--json {args.json}: there is no folder {args.json.parent}')
+    return report.run(targets, variants.FEW if args.quick else list(variants.variants()), args.json)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog='python -m nprf_vit.doctor', description=__doc__.splitlines()[0])
     parser.add_argument('--quick', action='store_true', help='time small sizes only')
@@ -241,7 +258,15 @@ def main(argv: list[str] | None = None) -> int:
         '--seconds', type=float, default=120, metavar='N', help='time per device, checks apart (default 120)'
     )
     parser.add_argument('--csv', type=Path, metavar='FILE', help='write errors and times there too')
+    parser.add_argument(
+        '--targets', metavar='NAMES', help='compile the Triton kernels for sm_80, sm_90, sm_100, gfx942; runs nothing'
+    )
+    parser.add_argument('--json', type=Path, metavar='FILE', help='with --targets, write every compilation there')
     args = parser.parse_args(argv)
+    if args.targets:
+        return compile_for(parser, args)
+    if args.json:
+        parser.error('--json goes with --targets')
     if not args.seconds > 0:
         parser.error(f'--seconds {args.seconds:g}: expected a number above 0')
     if args.csv and not args.csv.parent.is_dir():

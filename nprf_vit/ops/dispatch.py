@@ -6,7 +6,7 @@
 import math
 
 from . import toeplitz
-from .backends import fft, window
+from .backends import fft, fused, window
 
 # Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`, on two CPU cores:
 # 8 to 9.7 for sizes that are powers of two, but for a factor 3 (`python -m benchmarks.attention --constants`), 12 to 13
@@ -16,7 +16,13 @@ FFT_POINT = 10.5
 
 
 def choose_backend(
-    grid: tuple[int, int], m: int, d: int, causal: bool, has_bias: bool, radius: tuple[int, int] | None = None
+    grid: tuple[int, int],
+    m: int,
+    d: int,
+    causal: bool,
+    has_bias: bool,
+    radius: tuple[int, int] | None = None,
+    device: str = 'cpu',
 ) -> str:
     """The cheapest backend.
 
@@ -30,7 +36,11 @@ def choose_backend(
         causal: Whether later keys are left out.
         has_bias: Whether there is a bias.
         radius: (R, S) of a bias that is constant beyond it, if it is.
+        device: Device type. On 'cuda' the kernels of `fused` do what `direct`, `window` and, without a bias, `linear`
+            would; n² on tensor cores is ahead of cuFFT on M(D+1) channels far beyond 10⁴ tokens (docs/backends.md).
     """
+    if device == 'cuda' and (has_bias or not causal) and fused.why_not_sizes(m, d) is None:
+        return 'fused'
     if not has_bias:
         return 'linear'
     costs = count(grid, m, d, causal, radius)

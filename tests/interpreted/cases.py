@@ -40,7 +40,8 @@ def oracle(tensors, **options):
     leaves = {name: x.detach().double().requires_grad_() for name, x in tensors.items()}
     weights = reference.attention_weights(**{name: x for name, x in leaves.items() if name != 'v'}, **options)
     z = weights @ leaves['v']
-    grads = torch.autograd.grad(z, list(leaves.values()), upstream(z.to(tensors['v'].dtype)).double(), allow_unused=True)
+    grad = upstream(z.to(tensors['v'].dtype)).double()
+    grads = torch.autograd.grad(z, list(leaves.values()), grad, allow_unused=True)
     grads = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves.values())]
     return z.detach(), dict(zip(leaves, grads)), (weights @ leaves['v'].abs()).detach()
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from .. import linear
 from ..offsets import extend_table, extend_table_backward, toeplitz_view
+from . import linear
 
 SCRATCH = 512 << 20  # bytes of scores alive at once: 2^27 in float32, in one array forward, in two backward
 _TOP = 60.0
@@ -32,7 +32,8 @@ def attend(phi_q, phi_k, v, bias, far, grid, causal, positive):
         num, den = linear.forward(phi_q, phi_k, v, None, grid, causal)
     else:
         table = bias if far is None else extend_table(bias, far, *grid)
-        num, den = linear.split(_product(phi_q, phi_k, linear.with_ones(v), _weights(table, causal), grid))
+        c, upright = _upright(_weights(table, causal), grid)
+        num, den = linear.split(_product(phi_q, phi_k, linear.with_ones(v), c, upright))
     if positive:
         tiny = torch.finfo(den.dtype).tiny
         den = torch.where(den > tiny, den, torch.inf)
@@ -46,8 +47,9 @@ def attend_backward(phi_q, phi_k, v, bias, far, z, den, grad, grid, causal, bias
     if bias is None:
         return *linear.backward(phi_q, phi_k, v, None, grid, causal, grad, False), None
     table = bias if far is None else extend_table(bias, far, *grid)
-    c = _weights(table, causal)
-    *grads, d_v, d_bias = _product_backward(phi_q, phi_k, linear.with_ones(v), c, grid, grad, bias_grad)
+    c, upright = _upright(_weights(table, causal), grid)
+    *grads, d_v, d_bias = _product_backward(phi_q, phi_k, linear.with_ones(v), c, upright, grad, bias_grad)
+    d_bias = d_bias if d_bias is None or upright == grid else d_bias.transpose(1, 2)
     d_far = None
     if bias_grad and far is not None:
         d_bias, d_far = extend_table_backward(d_bias, bias, *grid)
@@ -62,6 +64,11 @@ def _weights(bias, causal):
         bias = bias.masked_fill(future, -torch.inf)
     top = bias.amax((1, 2), keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
     return (bias - (top - _TOP)).exp()
+
+
+def _upright(c, grid):
+    """A sequence as a grid of N rows, which chunks may divide."""
+    return (c.transpose(1, 2).contiguous(), grid[::-1]) if grid[0] == 1 else (c, grid)
 
 
 def _chunks(shape, itemsize, grid, arrays) -> Iterator[_Chunk]:

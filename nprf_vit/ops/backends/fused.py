@@ -34,6 +34,11 @@ def why_not(device: torch.device, feature_dtype: torch.dtype, v_dtype: torch.dty
         return (
             f'features are {feature_dtype} and values {v_dtype}: float32 beside float32, bfloat16 or float16 is served'
         )
+    return why_not_sizes(m, d)
+
+
+def why_not_sizes(m: int, d: int) -> str | None:
+    """What keeps the kernels from serving m features and head dim d, or None."""
     if d > LARGEST_HEAD_DIM or m > MOST_FEATURES:
         return f'head dim {d} and {m} features: up to {LARGEST_HEAD_DIM} and {MOST_FEATURES} are served'
     return None

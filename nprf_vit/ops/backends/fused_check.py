@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..attend import attend, attend_backward
+from ..custom_op import attend, attend_backward
 
 # Of Σ_j a_ij|v_j| on every output, and half of it of each gradient's norm: eight roundings of the coarsest number on
 # the way. TF32 and float16 round to 2^-11, bfloat16 to 2^-8; three TF32 products leave float32's own.

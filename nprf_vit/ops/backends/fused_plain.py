@@ -5,7 +5,7 @@
 
 import torch
 
-from ..attend import attend, attend_backward
+from ..custom_op import attend, attend_backward
 from ..features import SHORTEST, feature_map
 
 
