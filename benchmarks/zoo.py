@@ -13,19 +13,9 @@ import nprf_vit  # noqa: F401  registers the models
 from benchmarks.report import Report, options
 
 
-def attend_flops(phi_q, phi_k, v, bias, far, height, width, causal, *args, **kwargs) -> int:
-    """Of the attention op, whose shapes these are: N²(M+D+1) multiply-adds per head, or 2NM(D+1) without a bias."""
-    batch, heads, n, m = phi_q
-    d = v[-1]
-    macs = n * n * (m + d + 1) if bias is not None else 2 * n * m * (d + 1)  # what `auto` takes at 224 px
-    if causal and bias is not None:
-        macs //= 2
-    return 2 * batch * heads * macs
-
-
 def count_flops(model: torch.nn.Module, image: torch.Tensor) -> tuple[int, int]:
     """Of one forward pass: all, and those of the attention op; on the meta device nothing is computed."""
-    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.nprf_vit.attend: attend_flops})
+    counter = FlopCounterMode(display=False)
     with counter, torch.no_grad():
         model(image)
     counts = counter.get_flop_counts()['Global']

@@ -1,3 +1,4 @@
+from . import flops as _flops  # noqa: F401  registers what FlopCounterMode counts
 from .attention import kernel_attention
 from .decode import DecodeState
 from .dispatch import choose_backend

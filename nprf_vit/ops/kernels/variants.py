@@ -43,10 +43,12 @@ def variants() -> Iterator[Variant]:
                     yield Variant(bias, dtype, m, d)
 
 
-def launches_of(variant: Variant, batch: int = 8, heads: int = 12) -> tuple[list[Launch], list[Launch]]:
-    """Launches of a layer forward and backward, from a packed projection."""
+def launches_of(
+    variant: Variant, batch: int = 8, heads: int = 12, grid: tuple[int, int] | None = None
+) -> tuple[list[Launch], list[Launch]]:
+    """Launches of a layer forward and backward, from a packed projection, on a grid or one that is usual for it."""
     bias, dtype, m, d = variant
-    grid, causal = _SHAPES[bias], bias == 'causal'
+    grid, causal = grid or _SHAPES[bias], bias == 'causal'
     n = grid[0] * grid[1]
     precision = 'tf32x3' if dtype == torch.float32 else 'tf32'
     radius = {'window': (_RADIUS, _RADIUS), 'none': (0, 0)}.get(bias, (grid[0] - 1, grid[1] - 1))

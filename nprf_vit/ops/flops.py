@@ -1,0 +1,53 @@
+"""What `torch.utils.flop_counter.FlopCounterMode` counts for the attention ops: a multiply-add is two.
+
+# B batch, K heads, N tokens, M features, D head dim
+"""
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from .backends import fused_qkv  # noqa: F401  the ops must exist before their formulas
+
+
+def attend_flops(phi_q, phi_k, v, bias, far, height, width, causal, *args, **kwargs) -> int:
+    """Forward: N²(M+D+1) multiply-adds per head, half of them if causal, or 2NM(D+1) without a bias.
+
+    A count of the attention, not of the algorithm: `fft` and `window` do less or more. Arguments are shapes.
+    """
+    batch, heads, n, m = phi_q
+    return 2 * batch * heads * _forward(n, m, v[-1], bias is not None, causal)
+
+
+def attend_backward_flops(phi_q, phi_k, v, bias, far, *args, **kwargs) -> int:
+    """Backward: N²(3M+2D+1), half if causal, scores computed again; 5NM(D+1) without a bias."""
+    batch, heads, n, m = phi_q
+    causal = next(x for x in args if isinstance(x, bool))
+    return 2 * batch * heads * _backward(n, m, v[-1], bias is not None, causal)
+
+
+def fused_qkv_flops(qkv, w, bias, far, height, width, causal, *args, **kwargs) -> int:
+    """Forward from a packed projection: also w·x of queries and keys, 2NMD per head."""
+    batch, n, _, heads, d = qkv
+    return 2 * batch * heads * (_forward(n, w[1], d, bias is not None, causal) + 2 * n * w[1] * d)
+
+
+def fused_qkv_backward_flops(qkv, w, bias, far, *args, **kwargs) -> int:
+    """Backward likewise: eᵀw of queries and keys, 2NMD per head."""
+    batch, n, _, heads, d = qkv
+    causal = next(x for x in args if isinstance(x, bool))
+    return 2 * batch * heads * (_backward(n, w[1], d, bias is not None, causal) + 2 * n * w[1] * d)
+
+
+def _forward(n, m, d, has_bias, causal):
+    return n * n * (m + d + 1) // (2 if causal else 1) if has_bias else 2 * n * m * (d + 1)
+
+
+def _backward(n, m, d, has_bias, causal):
+    return n * n * (3 * m + 2 * d + 1) // (2 if causal else 1) if has_bias else 5 * n * m * (d + 1)
+
+
+_ops = torch.ops.nprf_vit
+register_flop_formula([_ops.attend, _ops.fused])(attend_flops)
+register_flop_formula([_ops.attend_backward, _ops.fused_backward])(attend_backward_flops)
+register_flop_formula(_ops.fused_qkv)(fused_qkv_flops)
+register_flop_formula(_ops.fused_qkv_backward)(fused_qkv_backward_flops)
