@@ -20,6 +20,8 @@ from nprf_vit.engine.model import build_model
 
 ROOT = Path(__file__).parent.parent
 BACKWARD = 3.0  # forward and backward of a matrix product, in units of the forward
+# The fused kernels form every score anew in four places of the backward: 4N²(M+D) beside N²(M+D) forward.
+FUSED_BACKWARD = 5.0
 ATTEND_BACKWARD = {True: 322 / 97, False: 3.5}  # with a bias 1 + (3M+2D+1)/(M+D+1) at M=32, D=64; without 1 + 5/2
 # Share of the peak that training keeps up. DeiT's authors report 53 hours on one node of 8 GPUs for DeiT-base: if those
 # are V100s, 0.21 by this count.
@@ -33,13 +35,21 @@ class Gpu:
     name: str
     half: float
     single: float  # attention sums in float32, TF32 off
+    tf32: float | None = None  # the fused kernels under autocast; the products with v run at the half rate, not counted
 
     def days(self, half_flops: float, single_flops: float) -> float:
-        seconds = (half_flops / self.half + single_flops / self.single) / (SUSTAINED * 1e12)
-        return seconds / 86400
+        """With the attention in float32 on cores without tensor units."""
+        return self._days(half_flops / self.half + single_flops / self.single)
+
+    def fused_days(self, half_flops: float, attend_flops: float) -> float:
+        """With the attention by the fused kernels, all of it at the TF32 rate."""
+        return self._days(half_flops / self.half + attend_flops / self.tf32)
+
+    def _days(self, seconds_at_peak: float) -> float:
+        return seconds_at_peak / (SUSTAINED * 1e12) / 86400
 
 
-GPUS = [Gpu('V100', 125.0, 15.7), Gpu('A100', 312.0, 19.5), Gpu('H100', 989.0, 67.0)]
+GPUS = [Gpu('V100', 125.0, 15.7), Gpu('A100', 312.0, 19.5, 156.0), Gpu('H100', 989.0, 67.0, 495.0)]
 
 
 def images(config: Config) -> int:
@@ -68,7 +78,9 @@ def estimate(path: Path) -> dict:
         'of_it_attention_op': f'{attend / 1e9:.2f}',
         'training_exaflop': f'{(half + single) / 1e18:.1f}',
     }
-    return row | {f'{gpu.name}_days': f'{gpu.days(half, single):.1f}' for gpu in GPUS}
+    row |= {f'{gpu.name}_days': f'{gpu.days(half, single):.1f}' for gpu in GPUS}
+    fused = FUSED_BACKWARD * attend * seen
+    return row | {f'{gpu.name}_days_fused': f'{gpu.fused_days(half, fused):.1f}' for gpu in GPUS if gpu.tf32}
 
 
 def main(argv: list[str] | None = None) -> None:

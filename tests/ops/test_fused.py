@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+import timm
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -73,13 +74,22 @@ def test_shapes_of_the_gradients(case):
             assert g.shape == x.shape and g.dtype == x.dtype
 
 
-def test_a_model_on_fake_cuda_reads_nothing_on_the_host():
-    import timm
-
-    with FakeTensorMode(), torch.device('cuda'), torch.autocast('cuda', dtype=torch.bfloat16):
-        for extend in ('interpolate', 'extend'):
-            model = timm.create_model('nprf_deit_tiny', img_size=64, depth=2, rel_pos_extend=extend)
-            assert model(torch.empty(2, 3, 64, 64)).shape == (2, 1000)
+@pytest.mark.parametrize('extend', ['interpolate', 'extend'])
+@pytest.mark.parametrize('pixels', [64, 96])
+def test_a_model_on_fake_cuda_reads_nothing_on_the_host(extend, pixels, monkeypatch):
+    """On its own grid and on a larger one; each layer is one op, whose kernels read nothing either."""
+    model = timm.create_model(
+        'nprf_deit_tiny', img_size=64, depth=2, rel_pos_extend=extend, dynamic_img_size=True
+    ).eval()
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    seen = []
+    packed = layer_module.packed_attention
+    monkeypatch.setattr(layer_module, 'packed_attention', lambda *args: seen.append(args) or packed(*args))
+    with FakeTensorMode(), torch.no_grad():
+        fake = {name: torch.empty(x.shape, dtype=x.dtype, device='cuda') for name, x in state.items()}
+        image = torch.empty(2, 3, pixels, pixels, device='cuda')
+        assert torch.func.functional_call(model, fake, image).shape == (2, 1000)
+    assert len(seen) == 2
 
 
 def test_the_layer_differentiates_through_the_packed_op(monkeypatch):
