@@ -36,6 +36,7 @@ GRADIENT = {torch.float32: 2e-3, torch.float64: 1e-6}
 BATCH, HEADS, M, D = 2, 2, 8, 6  # of the checks
 TIMED_HEADS, TIMED_M, TIMED_D, RADIUS = 4, 32, 64, 13
 OPTIONAL = 'flex'  # needs a compiler that not every machine has; auto never takes it
+ON_GPU = ('fused', OPTIONAL)  # float32 only
 
 
 @dataclass
@@ -70,14 +71,14 @@ class Case:
 
 
 CASES = [
-    Case('7x5 grid', ('direct', 'fft', 'auto', 'flex'), grid=(7, 5), offsets=(13, 9)),
-    Case('1x1 grid', ('direct', 'fft', 'auto'), grid=(1, 1), offsets=(1, 1)),
-    Case('sequence', ('direct', 'fft', 'auto', 'flex'), n=37, offsets=(73,)),
-    Case('causal', ('direct', 'fft', 'step', 'auto', 'flex'), n=600, offsets=(1199,), causal=True),
-    Case('window', ('window', 'direct', 'fft', 'auto'), grid=(9, 11), offsets=(5, 5), far=True),
-    Case('causal window', ('window', 'direct', 'step'), n=70, offsets=(9,), far=True, causal=True),
-    Case('no bias', ('linear', 'direct', 'auto'), grid=(6, 6)),
-    Case('causal, no bias', ('linear', 'direct', 'step', 'auto'), n=150, causal=True),
+    Case('7x5 grid', ('direct', 'fft', 'auto', 'flex', 'fused'), grid=(7, 5), offsets=(13, 9)),
+    Case('1x1 grid', ('direct', 'fft', 'auto', 'fused'), grid=(1, 1), offsets=(1, 1)),
+    Case('sequence', ('direct', 'fft', 'auto', 'flex', 'fused'), n=37, offsets=(73,)),
+    Case('causal', ('direct', 'fft', 'step', 'auto', 'flex', 'fused'), n=600, offsets=(1199,), causal=True),
+    Case('window', ('window', 'direct', 'fft', 'auto', 'fused'), grid=(9, 11), offsets=(5, 5), far=True),
+    Case('causal window', ('window', 'direct', 'step', 'fused'), n=70, offsets=(9,), far=True, causal=True),
+    Case('no bias', ('linear', 'direct', 'auto', 'fused'), grid=(6, 6)),
+    Case('causal, no bias', ('linear', 'direct', 'step', 'auto', 'fused'), n=150, causal=True),
 ]
 
 
@@ -118,11 +119,11 @@ def relative_error(case: Case, backend: str, dtype: torch.dtype, device: str) ->
 def check(device: str) -> tuple[list[Finding], list[str]]:
     """Prints a line per backend; returns the largest error of each that is sound, and what is wrong."""
     right, wrong = [], []
-    for backend in ('direct', 'fft', 'linear', 'window', 'step', 'auto', OPTIONAL):
-        if backend == OPTIONAL and device == 'cpu':
+    for backend in ('direct', 'fft', 'linear', 'window', 'step', 'auto', *ON_GPU):
+        if backend in ON_GPU and device == 'cpu':
             print(f'  {backend:<8}not on cpu')
             continue
-        dtypes = (torch.float32,) if backend == OPTIONAL else (torch.float32, torch.float64)
+        dtypes = (torch.float32,) if backend in ON_GPU else (torch.float32, torch.float64)
         trials = [(case, dtype) for case in CASES if backend in case.backends for dtype in dtypes]
         try:
             errors = {f'{c.name}, {str(dtype)[6:]}': relative_error(c, backend, dtype, device) for c, dtype in trials}
@@ -150,7 +151,7 @@ def timed_runs(side: int, device: str, backends: list[str]) -> dict[str, Callabl
     bias = torch.randn(TIMED_HEADS, 2 * side - 1, 2 * side - 1, device=device) * 0.02
     middle = slice(max(0, side - 1 - RADIUS), side + RADIUS)
     window = (bias[:, middle, middle], torch.zeros(TIMED_HEADS, device=device))
-    tables = {'direct': (bias,), 'fft': (bias,), 'window': window, 'linear': (), OPTIONAL: (bias,)}
+    tables = {'direct': (bias,), 'fft': (bias,), 'window': window, 'linear': (), 'fused': (bias,), OPTIONAL: (bias,)}
 
     def attend(backend):
         return lambda: kernel_attention(phi_q, phi_k, v, *tables[backend], grid_size=(side, side), backend=backend)
@@ -214,7 +215,7 @@ def time_backends(
     fitted = {}
     for side, seconds in table.items():
         served = {name: s for name, s in seconds.items() if name not in ('window', 'linear')}
-        auto = dispatch.choose_backend((side, side), TIMED_M, TIMED_D, False, True)
+        auto = dispatch.choose_backend((side, side), TIMED_M, TIMED_D, False, True, device=device)
         cells = ''.join(f'{seconds[name] * 1e3:>10.2f}' for name in names)
         print(f'  {f"{side}x{side}":<10}{cells}   {min(served, key=served.get):<22} {auto}')
         fft, direct = seconds['fft'], seconds['direct']
