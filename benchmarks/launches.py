@@ -22,7 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nprf_vit.ops.backends import batched, fft, fused, window
+from nprf_vit.ops.backends import batched, fft, fused_support, window
 from nprf_vit.ops.features import feature_map
 
 HEADS, M, D, RADIUS = 12, 32, 64, 13
@@ -151,7 +151,7 @@ def audit(backends: list[str], sizes: dict[tuple[int, int], int]) -> list[Audit]
                     launches, reads, largest = count_assuming_float32(run)
                     rows.append(Audit(backend, name, batch, direction, launches, reads, round(largest / 2**20, 1)))
         for backend in ('fused', 'fused window'):
-            if backend in backends and fused.AVAILABLE:
+            if backend in backends and fused_support.AVAILABLE:
                 rows += [Audit(backend, name, batch, *row) for row in count_fused(backend, grid, batch)]
         for backend in (b for b in _KNOWN if b in backends):
             for direction, launches in zip(('forward', 'backward'), _KNOWN[backend]):

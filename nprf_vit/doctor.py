@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from .errors import first_line
 from .ops import dispatch, draw_projection, feature_map, kernel_attention, reference
-from .ops.backends import fused
+from .ops.backends import fused_support
 from .version import __version__
 
 # What docs/backends.md promises: of Σ_j a_ij|v_j| on every output element, and of the norm of each gradient.
@@ -239,7 +239,7 @@ def write_findings(path: Path, findings: list[Finding]) -> None:
 
 def compile_for(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Compiles every variant of the kernels, with --quick a few; 1 if one spills or does not fit where it must."""
-    if not fused.AVAILABLE:
+    if not fused_support.AVAILABLE:
         parser.error('--targets needs Triton, which is not installed here')
     from .ops.kernels import report, variants  # imports Triton
 

@@ -13,7 +13,7 @@ from torch import nn
 from nprf_vit.ops import draw_projection, feature_map, kernel_attention
 from nprf_vit.ops.attention import BACKENDS, packed_attention
 from nprf_vit.ops.backends.dense import dense_kernel_attention
-from nprf_vit.ops.backends.fused import is_chosen
+from nprf_vit.ops.backends.fused_support import is_chosen
 
 from .rel_pos import RelPosBias, check_grid_size, extend_window
 
@@ -173,25 +173,25 @@ class KernelAttention(nn.Module):
         if causal and x.ndim == 4:
             raise ValueError('causal attention needs an order: pass (B, N, C), not (B, H, W, C)')
 
-        qkv = self.packed_projection(x)
+        qkv = self._packed_projection(x)
         if self._is_fused(qkv, bias is not None, causal):
             bias, far = bias if isinstance(bias, tuple) else (bias, None)
             z = packed_attention(qkv, self.w, bias, far, grid_size if len(grid_size) == 2 else None, causal)
         else:
             attend = self._softmax_attention if self.kernel == 'softmax' else self._kernel_attention
-            z = attend(*self.unpack(qkv), bias, grid_size, causal).transpose(1, 2)  # B, N, K, D
+            z = attend(*self._unpack(qkv), bias, grid_size, causal).transpose(1, 2)  # B, N, K, D
         z = z.reshape(*x.shape[:-1], self.attn_dim)  # B, H, W, C or B, N, C
         return self.proj_drop(self.proj(self.norm(z)))
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values (B, K, N, D) of tokens (B, ..., C)."""
-        return self.unpack(self.packed_projection(x))
+        return self._unpack(self._packed_projection(x))
 
-    def packed_projection(self, x: torch.Tensor) -> torch.Tensor:
+    def _packed_projection(self, x: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values (B, N, 3, K, D) of tokens (B, ..., C), before any norm."""
         return self.qkv(x).reshape(x.shape[0], -1, 3, self.num_heads, self.head_dim)
 
-    def unpack(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _unpack(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values (B, K, N, D) of a packed projection."""
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         return self.q_norm(q), self.k_norm(k), v

@@ -8,6 +8,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from .backends import flex, fused
 from .backends.fused_qkv import fused_qkv
+from .backends.fused_support import is_chosen
 from .custom_op import attend
 from .decode import decode_sequence
 from .offsets import extend_table
@@ -57,7 +58,7 @@ def kernel_attention(
         return decode_sequence(phi_q, phi_k, v, None if table is None else table[:, 0], positive)
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     with without_autocast(v):
-        if dtype == torch.float32 and fused.is_chosen(backend, v, phi_q.shape[-1], bias is not None, causal):
+        if dtype == torch.float32 and is_chosen(backend, v, phi_q.shape[-1], bias is not None, causal):
             return fused.fused(phi_q.to(dtype), phi_k.to(dtype), v, bias, far, height, width, causal, positive)[0]
         args = phi_q.to(dtype), phi_k.to(dtype), v.to(dtype)
         if backend == 'flex':

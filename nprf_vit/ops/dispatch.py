@@ -6,7 +6,7 @@
 import math
 
 from . import toeplitz
-from .backends import fft, fused, window
+from .backends import fft, fused_support, window
 
 # Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`, on two CPU cores:
 # 8 to 9.7 for sizes that are powers of two, but for a factor 3 (`python -m benchmarks.attention --constants`), 12 to 13
@@ -39,7 +39,7 @@ def choose_backend(
         device: Device type. On 'cuda' the kernels of `fused` do what `direct`, `window` and, without a bias, `linear`
             would; n² on tensor cores is ahead of cuFFT on M(D+1) channels far beyond 10⁴ tokens (docs/backends.md).
     """
-    if device == 'cuda' and (has_bias or not causal) and fused.why_not_sizes(m, d) is None:
+    if device == 'cuda' and (has_bias or not causal) and fused_support.why_not_sizes(m, d) is None:
         return 'fused'
     if not has_bias:
         return 'linear'

@@ -12,12 +12,12 @@ import nprf_vit  # noqa: F401  registers the models
 from nprf_vit.layers import KernelAttention, RelPosBias
 from nprf_vit.layers import attention as layer_module
 from nprf_vit.ops import choose_backend, kernel_attention
-from nprf_vit.ops.backends import fused, fused_check, fused_plain
+from nprf_vit.ops.backends import fused, fused_check, fused_plain, fused_support
 from nprf_vit.ops.backends.fused_qkv import fused_qkv
 from nprf_vit.ops.features import draw_projection, feature_map
 
 triton = pytest.importorskip('triton')
-needs_no_interpreter = pytest.mark.skipif(fused.INTERPRETED, reason='Triton interprets in this process')
+needs_no_interpreter = pytest.mark.skipif(fused_support.INTERPRETED, reason='Triton interprets in this process')
 
 
 @needs_no_interpreter
@@ -28,7 +28,7 @@ def test_on_the_cpu_it_says_why_not():
 
 
 def test_without_triton_it_says_so(monkeypatch):
-    monkeypatch.setattr(fused, 'AVAILABLE', False)
+    monkeypatch.setattr(fused_support, 'AVAILABLE', False)
     x = torch.rand(1, 1, 4, 2)
     with pytest.raises(ValueError, match='Triton is not installed'):
         kernel_attention(x, x, x, backend='fused')
@@ -42,10 +42,10 @@ def test_cuda_takes_the_kernels(backend):
         bias = torch.empty(3, 9, 13, device='cuda')
         z = kernel_attention(phi, phi, v, bias, grid_size=(5, 7), backend=backend)
         assert z.shape == v.shape and z.dtype == v.dtype and z.device == v.device
-        assert fused.is_chosen('auto', v, 8, True, False)
-        assert not fused.is_chosen('auto', v, 8, False, True)  # causal without a bias: linear
-        assert not fused.is_chosen('auto', v.double(), 8, True, False)
-        assert not fused.is_chosen('auto', torch.empty(1, 1, 4, 160, device='cuda'), 8, True, False)
+        assert fused_support.is_chosen('auto', v, 8, True, False)
+        assert not fused_support.is_chosen('auto', v, 8, False, True)  # causal without a bias: linear
+        assert not fused_support.is_chosen('auto', v.double(), 8, True, False)
+        assert not fused_support.is_chosen('auto', torch.empty(1, 1, 4, 160, device='cuda'), 8, True, False)
 
 
 def test_the_cost_model_by_device():

@@ -8,9 +8,10 @@ launches forward, seven backward.
 
 import torch
 
-from .fused import bias_gradients, device_of, fake_bias_gradients, feature_precision, problem, rows, saved, statistics
+from .fused import bias_gradients, device_of, fake_bias_gradients, problem, rows, saved, statistics
 from .fused_check import is_trusted
 from .fused_plain import attend_plain, attend_plain_backward, features_plain, features_plain_backward
+from .fused_support import feature_precision
 
 
 def _unpacked(qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
