@@ -6,7 +6,7 @@ import torch
 from .cases import assert_right, make, run
 
 
-@pytest.mark.parametrize('grid', [(1, 1), (1, 5), (3, 2), (5, 7)])
+@pytest.mark.parametrize('grid', [(1, 1), (1, 5), (3, 2), (5, 3)])
 def test_grids(grid):
     assert_right(make(grid), grid_size=grid)
 
@@ -26,7 +26,7 @@ def test_sizes_around_tile_edges(n, causal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('grid', [(7, 14), (2, 33), (33, 2), (4, 17), (13, 11), (8, 16), (9, 15)])
+@pytest.mark.parametrize('grid', [(5, 7), (7, 14), (2, 33), (33, 2), (4, 17), (13, 11), (8, 16), (9, 15)])
 def test_larger_grids(grid):
     assert_right(make(grid, batch=1), grid_size=grid)
     assert_right(make(grid, batch=1, window=(5, 3)), grid_size=grid)
@@ -66,7 +66,7 @@ def test_window_that_masks():
     assert_right(tensors, result=(z, grads), grid_size=(5, 5))
 
 
-@pytest.mark.parametrize('std', [40.0, 100.0])
+@pytest.mark.parametrize('std', [pytest.param(40.0, marks=pytest.mark.slow), 100.0])
 def test_wide_biases(std):
     """Each row scaled by itself, through logarithms."""
     assert_right(make((5, 4), std=std, batch=1), output=2e-5, gradient=5e-4, grid_size=(5, 4))
@@ -101,7 +101,7 @@ def test_features_in_chunks_and_odd_head_dims(m, d):
 def test_half_precision_values(dtype):
     """Weights are rounded to v's dtype, sums are not; half a unit on each of weights, products and result."""
     unit = torch.finfo(dtype).eps
-    assert_right(make((4, 5), dtype=dtype), output=3 * unit, gradient=4 * unit, grid_size=(4, 5))
+    assert_right(make((4, 5), dtype=dtype, batch=1), output=3 * unit, gradient=4 * unit, grid_size=(4, 5))
 
 
 def test_a_wrong_table_is_noticed():

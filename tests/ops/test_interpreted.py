@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_kernels_in_the_interpreter():
-    command = [sys.executable, '-m', 'pytest', 'tests/interpreted', '-q', '-x', '-p', 'no:cacheprovider']
+    command = [sys.executable, '-m', 'pytest', 'tests/interpreted', '-x', '-p', 'no:cacheprovider']
     environment = os.environ | {'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1'}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
