@@ -19,7 +19,7 @@ class Agents:
     """Starts agents that run a script with its arguments; their output goes to files in `folder`."""
 
     def __init__(self, folder: Path, script: str, *args, nodes: int | str = 2, processes: int = 1, restarts: int = 3):
-        port = free_port()
+        port = self.port = free_port()
         self.command = [sys.executable, '-m', 'torch.distributed.run', '--nnodes', str(nodes)]
         self.command += ['--nproc-per-node', str(processes), '--max-restarts', str(restarts), '--rdzv-backend', 'c10d']
         self.command += ['--rdzv-endpoint', f'127.0.0.1:{port}', '--rdzv-id', f'run{port}', '--local-addr', '127.0.0.1']
@@ -35,6 +35,11 @@ class Agents:
             agent = subprocess.Popen(self.command, stdout=stream, stderr=subprocess.STDOUT, env=env, cwd=ROOT)
         self.processes.append(agent)
         return agent
+
+    def has_store(self) -> bool:
+        """Whether some agent serves the store: the first that binds the port does."""
+        with socket.socket() as probe:
+            return probe.connect_ex(('127.0.0.1', self.port)) == 0
 
     def wait(self, seconds: int = 300) -> list[int]:
         return [agent.wait(timeout=seconds) for agent in self.processes]

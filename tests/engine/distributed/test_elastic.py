@@ -55,6 +55,7 @@ def test_a_lost_node_leaves_a_smaller_group_on_the_same_order(scans, tmp_path):
         # or the first agent would not tell one that joins later where the store is
         env = {'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1'}
         agents.start(**env)
+        wait_for(agents.has_store, 'the store, or it may be that of the second, and end with it')
         second = agents.start(**env)
         wait_for((out / 'last.pt').is_file, 'a checkpoint of both')
         second.kill()  # and with it its workers
