@@ -103,17 +103,17 @@ def attend_backward(
     options = height, width, causal, positive, backend
     with without_autocast(v):
         if _is_batched(v, backend):
-            inputs = phi_q, phi_k, v, bias, far, z, den, grad
-            grads = batched.attend_backward(*inputs, (height, width), causal, bias_grad)
+            saved = phi_q, phi_k, v, bias, far, z, den, grad
+            grads = batched.attend_backward(*saved, (height, width), causal, bias_grad)
             return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
         small = den.dtype == torch.float32 and positive and bool((den < _SMALL).any())
         peaked = None if small or den.dtype != torch.float32 else _peaked_heads(bias, far, causal)
         if peaked is not None and not peaked.all():
             return _backward_by_heads((phi_q, phi_k, v, bias, far), grad, options, bias_grad, peaked)
         if small or peaked is not None:
-            inputs = _double(phi_q, phi_k, v, bias, far)
-            z, den = attend(*inputs, *options)
-            grads = attend_backward(*inputs, z, den, grad.double(), *options, bias_grad)
+            wide = _double(phi_q, phi_k, v, bias, far)
+            z, den = attend(*wide, *options)
+            grads = attend_backward(*wide, z, den, grad.double(), *options, bias_grad)
             largest = torch.finfo(torch.float32).max  # a zero key below a steep bias has a gradient beyond float32
             return tuple(x.clamp(-largest, largest).float() for x in grads)
         # z = num/den: the gradient of num is g/den, that of den is -(g·z)/den

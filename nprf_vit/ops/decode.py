@@ -40,7 +40,7 @@ class DecodeState:
         self.past = None if bias is None else bias[:, : bias.shape[1] // 2 + 1].detach()  # K, N: offsets 1-N … 0
         self.far = None if far is None else far.detach()
         self.limit = max_len
-        if bias is not None and far is None:
+        if self.past is not None and far is None:
             self.limit = min(max_len or self.past.shape[1], self.past.shape[1])
         self.length = 0
         self.positive = positive

@@ -62,10 +62,9 @@ def backward(
     inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype, grad: torch.Tensor, bias_grad: bool
 ) -> Gradients:
     """Gradients, given those of numerators and denominators, (B, K, N, D+1); scores are recomputed tile by tile."""
-    tensors = *inputs[:3], _table(inputs, grid)
-    *grads, d_table = _backward(*tensors, grid, causal, grad, bias_grad)
-    bias = inputs.bias or Bias(tensors[3])
-    return Gradients(*grads, whole_table_backward(d_table, bias, grid))
+    table = _table(inputs, grid)
+    d_q, d_k, d_v, d_table = _backward(*inputs[:3], table, grid, causal, grad, bias_grad)
+    return Gradients(d_q, d_k, d_v, whole_table_backward(d_table, inputs.bias or Bias(table), grid))
 
 
 def _backward(
@@ -77,14 +76,14 @@ def _backward(
     causal: bool,
     grad: torch.Tensor,
     bias_grad: bool,
-) -> tuple[torch.Tensor | None, ...]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Gradients of phi_q, phi_k, v and the table (K, 2H-1, 2W-1), the last None if not asked for."""
     if v.dtype == torch.float32 and is_wide(_visible(bias, grid, causal)) and not phi_k.ne(0).any(-1).all():
         # zero keys may lie above their row's maximum: what they would count for is beyond float32, not its gradient
-        args = [x.double() for x in (phi_q, phi_k, v, bias)]
-        grads = _backward(*args, grid, causal, grad.double(), bias_grad)
-        largest = torch.finfo(torch.float32).max
-        return tuple(None if x is None else x.clamp(-largest, largest).float() for x in grads)
+        wide = phi_q.double(), phi_k.double(), v.double(), bias.double()
+        *grads, d_bias = _backward(*wide, grid, causal, grad.double(), bias_grad)
+        d_q, d_k, d_v = (_narrow(x) for x in grads)
+        return d_q, d_k, d_v, None if d_bias is None else _narrow(d_bias)
     grad, v_ones = (_tall_tokens(x, grid) for x in (grad, linear.with_ones(v)))
     phi_q, phi_k, v, bias, grid, swapped = _tall(phi_q, phi_k, v, bias, grid)
     g_num = grad[..., :-1].contiguous()
@@ -94,7 +93,7 @@ def _backward(
     scratch = Scratch()
     for t in _tiles(phi_q.shape, v.dtype, grid, causal, _TILE):
         shared, flip = weights.tile(t, share=phi_q.shape[0] > 1)
-        d_c = []
+        d_c: list[torch.Tensor] = []
         for b in t.batches:
             c = weights.of_items(t, b) if shared is None else shared
             queries, keys = _rows(phi_q, b, t.heads, t.q, flip), _rows(phi_k, b, t.heads, t.k)
@@ -114,9 +113,9 @@ def _backward(
             part = torch.bmm(d_scores, keys)  # G, q, M
             _rows(d_q, b, t.heads, t.q).add_(part.flip(1) if flip else part)
             _rows(d_k, b, t.heads, t.k).baddbmm_(d_scores.transpose(1, 2), queries)
-        if bias_grad:
+        if d_bias is not None:
             d_bias[t.heads, t.top : t.top + t.q_rows + t.k_rows - 1] += _sum_diagonals(d_c[0], t, flip, scratch)
-    if swapped and bias_grad:
+    if swapped and d_bias is not None:
         d_bias = d_bias.transpose(1, 2)
     return _untall(d_q, grid, swapped), _untall(d_k, grid, swapped), _untall(d_v, grid, swapped), d_bias
 
@@ -226,6 +225,7 @@ class _Weights:
 
     def of_items(self, t: _Tile, b: slice) -> torch.Tensor:
         """Weights (G, q, k) of a tile for the batch items b, each by its own row maxima."""
+        assert self.item_max is not None  # `tile` says so
         x = self.in_order(self.view(t), t) - self.item_max[b, t.heads, t.q, None]  # bc, kc, q, k
         # A zero key may lie above the maximum. It counts in its own gradient alone, which must stay finite.
         return x.clamp_(max=_HIGHEST[x.dtype]).exp_().flatten(0, 1)
@@ -258,6 +258,11 @@ def is_wide(bias: torch.Tensor) -> bool:
     """Whether rows need a maximum of their own, given the biases (K, ·, ·) that any row can see: if so in one head."""
     spread = bias.amax((1, 2)).double() - bias.amin((1, 2)).double()  # the same answer for bias.double()
     return not (spread <= WIDE).all()  # NaN, from a head of -inf alone, is wide as well
+
+
+def _narrow(x: torch.Tensor) -> torch.Tensor:
+    largest = torch.finfo(torch.float32).max
+    return x.clamp(-largest, largest).float()
 
 
 def _table(inputs: Inputs, grid: Grid) -> torch.Tensor:

@@ -38,9 +38,9 @@ def forward(inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype) -> Sum
     else:
         c, mean = _split(c)
         out = linear.product(*args, False).mul_(mean)
-    *inputs, acc = (_tokens_last(x, causal) for x in (*args, out))
+    *sources, acc = (_tokens_last(x, causal) for x in (*args, out))
     for form in forms(c, grid, causal):
-        _accumulate(form, *inputs, acc)
+        _accumulate(form, *sources, acc)
     return linear.split(_tokens_first(acc, out.shape).to(v.dtype))
 
 
@@ -49,10 +49,12 @@ def backward(
 ) -> Gradients:
     """Gradients; four transforms per channel instead of two."""
     phi_q, phi_k, v, bias = inputs
+    assert bias is not None  # `_why_not`
     args, table = [x.to(dtype) for x in (phi_q, phi_k, linear.with_ones(v), grad)], _table(inputs, grid).to(dtype)
     c = smooth = _normalized(table, causal)
+    grads: tuple[torch.Tensor, ...]
     if causal:
-        *grads, d_table = _blocks_backward(*args, table, bias_grad)
+        grads, d_table = _blocks_backward(*args, table, bias_grad)
     else:
         smooth, mean = _split(c)
         grads = linear.product_backward(*args[:3], args[3] * mean, False)
@@ -177,7 +179,7 @@ def _blocks_backward(
     grad: torch.Tensor,
     bias: torch.Tensor,
     bias_grad: bool,
-) -> tuple[torch.Tensor | None, ...]:
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
     blocks, local, scale, size = _blocks((phi_q, phi_k, v[..., :-1], grad), bias)
     inputs = Inputs(*blocks[:3], Bias(local))
     grads = direct.backward(inputs, (1, size), True, v.dtype, blocks[3] * scale, bias_grad)
@@ -187,7 +189,8 @@ def _blocks_backward(
         centre = bias.shape[2] // 2
         d_bias[:, :, centre - size + 1 : centre + size] = grads.bias.table
     d_v = F.pad(grads.v, (0, 1))  # nobody asks for the gradient of the ones
-    return *(_unblock(x, y.shape) for x, y in zip((grads.phi_q, grads.phi_k, d_v), (phi_q, phi_k, v))), d_bias
+    pairs = zip((grads.phi_q, grads.phi_k, d_v), (phi_q, phi_k, v))
+    return tuple(_unblock(x, y.shape) for x, y in pairs), d_bias
 
 
 def _blocks(

@@ -90,7 +90,7 @@ def backward(
         )
         d_q[b, h], d_k[b, h], d_v[b, h] = of_q, of_k, of_ones[:, :-1]
     of_bias = BiasGradients()
-    if bias_grad:
+    if bias_grad and bias is not None:
         of_bias = BiasGradients(*(x.to(v.dtype) for x in plan.offset_gradients(d_weights, total, bias.table)))
     return Gradients(d_q, d_k, d_v, of_bias)
 
