@@ -223,7 +223,7 @@ def take_over(report: Report) -> list[dict]:
     return rows
 
 
-def said_to_stay(rows: list[dict], measured: list[dict], path: Path) -> None:
+def print_kept_rows(rows: list[dict], measured: list[dict], path: Path) -> None:
     kept = [r for r in rows if r not in measured]
     names = dict.fromkeys(f'{r["pixels"]} px {r["mode"]} {r["model"]}' for r in kept)
     print(f'not measured now: {len(kept)} rows taken over from {path}: {", ".join(names) or "none"}')
@@ -259,7 +259,7 @@ def main(argv: list[str] | None = None) -> None:
     report.banner()
     show(rows)
     if earlier:
-        said_to_stay(rows, measured, report.path('models.csv'))
+        print_kept_rows(rows, measured, report.path('models.csv'))
     report.save({'models': rows}, {'models': lambda path: plot(rows, path)})
 
 

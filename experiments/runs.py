@@ -103,7 +103,7 @@ class Unfinished(Exception):
 
 
 @dataclass
-class Lab:
+class Runner:
     """Where runs live and how they are done.
 
     Args:
@@ -248,7 +248,7 @@ def mean_and_spread(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
 
 
-def said(values: list[float], digits: int = 2) -> str:
+def with_spread(values: list[float], digits: int = 2) -> str:
     """Mean ± deviation for a table, or the one number there is."""
     mean, spread = mean_and_spread(values)
     return f'{mean:.{digits}f}' + ('' if math.isnan(spread) else f' ± {spread:.{digits}f}')
