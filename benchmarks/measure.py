@@ -2,12 +2,16 @@
 
 import ctypes
 import gc
+import json
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 NO_FIT = 'does not fit'
 
@@ -52,6 +56,16 @@ def resident(peak: bool = False) -> float:
     key = 'VmHWM:' if peak else 'VmRSS:'
     lines = Path('/proc/self/status').read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
+
+
+def in_child(module: str, *arguments: str) -> Any:
+    """What a benchmark prints as JSON in a process that does nothing else; NO_FIT where its memory does not suffice."""
+    run = subprocess.run([sys.executable, '-m', module, *arguments], capture_output=True, text=True)
+    if run.returncode == 0:
+        return json.loads(run.stdout.splitlines()[-1])
+    if 'allocate memory' in run.stderr or 'MemoryError' in run.stderr:
+        return NO_FIT
+    raise RuntimeError(f'{module} {" ".join(arguments)} failed:\n{run.stderr}')
 
 
 @contextmanager

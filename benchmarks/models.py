@@ -10,8 +10,6 @@ import json
 import math
 import resource
 import statistics
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 import nprf_vit  # noqa: F401  registers the models
-from benchmarks.measure import NO_FIT, interleave, ratio, resident
+from benchmarks.measure import NO_FIT, in_child, interleave, ratio, resident
 from benchmarks.report import Report, options, read_csv, refuse, save_figure
 
 OURS, DEIT, RELPOS = 'nprf_deit_base', 'deit_base_patch16_224', 'vit_relpos_base_patch16_224'
@@ -112,26 +110,19 @@ def measure_memory(name: str, case: Case, small: bool) -> float:
     return resident(peak=True) - before
 
 
-def memory_in_child(name: str, index: int, args) -> float | None:
-    """`measure_memory` in a process of its own; None where it exceeds the limit."""
-    command = [sys.executable, '-m', 'benchmarks.models', '--child', name, str(index), '--limit', str(args.limit)]
-    run = subprocess.run([*command, *(['--quick'] if args.quick else [])], capture_output=True, text=True)
-    if run.returncode == 0:
-        return json.loads(run.stdout.splitlines()[-1])
-    if 'allocate memory' in run.stderr or 'MemoryError' in run.stderr:
-        return None
-    raise RuntimeError(f'measuring {name} failed:\n{run.stderr}')
-
-
 def run_case(index: int, case: Case, args, progress) -> list[dict]:
     """Memory of each model in a child, then time of those that fit, interleaved; one row per model."""
-    memory = {}
+    memory: dict[str, float | str] = {}
+    quick = ['--quick'] if args.quick else []
     for name in case.models:
         progress.set_description(f'{case.pixels} px {case.mode}, memory of {name}')
-        memory[name] = memory_in_child(name, index, args) if args.add in (None, name) else math.nan  # known already
+        memory[name] = math.nan  # known already, unless it is asked for
+        if args.add in (None, name):
+            child = ('--child', name, str(index), '--limit', str(args.limit), *quick)
+            memory[name] = in_child('benchmarks.models', *child)
         progress.update()
     progress.set_description(f'{case.pixels} px {case.mode}, time')
-    steps = {name: build(name, case, args.quick) for name in case.models if memory[name] is not None}
+    steps = {name: build(name, case, args.quick) for name in case.models if memory[name] != NO_FIT}
     seconds = interleave(steps, case.rounds, progress, warm_up=case.rounds > 1)
     progress.update((case.rounds + (case.rounds > 1)) * (len(case.models) - len(steps)))
     rows = []
