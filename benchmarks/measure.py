@@ -70,7 +70,7 @@ def in_child(module: str, *arguments: str) -> Any:
 
 @contextmanager
 def memory_limit(gigabytes: float) -> Iterator[None]:
-    """Makes allocations beyond the limit fail here, before the system picks a victim elsewhere."""
+    """Makes allocations beyond the limit fail here, before the system kills another process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 2**30), hard))
     try:

@@ -8,7 +8,6 @@ python -m benchmarks.models --max-pixels 512 --continue docs/results    measures
 import argparse
 import json
 import math
-import resource
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 import nprf_vit  # noqa: F401  registers the models
-from benchmarks.measure import NO_FIT, in_child, interleave, ratio, resident
+from benchmarks.measure import NO_FIT, in_child, interleave, memory_limit, ratio, resident
 from benchmarks.report import Report, options, read_csv, refuse, save_figure
 
 OURS, DEIT, RELPOS = 'nprf_deit_base', 'deit_base_patch16_224', 'vit_relpos_base_patch16_224'
@@ -94,11 +93,6 @@ def build(name: str, case: Case, small: bool):
                 model(image)
 
     return step
-
-
-def limit_memory(gigabytes: float) -> None:
-    """Make allocations beyond the limit fail here, before the system picks a victim elsewhere."""
-    resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 2**30),) * 2)
 
 
 def measure_memory(name: str, case: Case, small: bool) -> float:
@@ -230,9 +224,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument('--child', nargs=2, metavar=('MODEL', 'CASE'), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     cases = QUICK if args.quick else FULL
-    limit_memory(args.limit)
     if args.child:
-        print(json.dumps(measure_memory(args.child[0], cases[int(args.child[1])], args.quick)))
+        with memory_limit(args.limit):
+            print(json.dumps(measure_memory(args.child[0], cases[int(args.child[1])], args.quick)))
         return
     if args.earlier and args.output:
         refuse('--continue names the folder already: leave out --output')
@@ -242,7 +236,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.add:
         chosen = [(i, replace(c, models=(args.add, DEIT))) for i, c in chosen if args.add in c.models]
     rows = []
-    with tqdm(total=sum(c.calls for _, c in chosen)) as progress:
+    with tqdm(total=sum(c.calls for _, c in chosen)) as progress, memory_limit(args.limit):
         for index, case in chosen:
             rows += run_case(index, case, args, progress)
     rows = [r for r in rows if args.add in (None, r['model'])]
