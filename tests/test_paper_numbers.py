@@ -1,4 +1,4 @@
-"""The paper's numbers stand in one file, nprf_vit/engine/output/paper_results.py; whoever quotes them quotes that file."""
+"""The paper's numbers stand in nprf_vit/engine/output/paper_results.py alone; every quotation is held to it."""
 
 import re
 from pathlib import Path
@@ -51,9 +51,7 @@ QUOTATIONS = {
     'configs/imagenet32/nprf_pixel_imagenet32.yaml': [
         f'NPRF attention and a relative position bias: {BITS["nprf"]} bits/dim in the paper'
     ],
-    'configs/imagenet32/prf_pixel_imagenet32.yaml': [
-        f'PRF attention and no bias: {BITS["prf"]} bits/dim in the paper'
-    ],
+    'configs/imagenet32/prf_pixel_imagenet32.yaml': [f'PRF attention and no bias: {BITS["prf"]} bits/dim in the paper'],
     'nprf_vit/models/kernel_deit.py': [
         f'normalized PRF attention and a shared 2-D relative position bias: {BOTH[NPRF]} in the paper',
         f'normalized PRF attention and absolute positions: {BOTH[NORPE]} in the paper',
