@@ -28,6 +28,40 @@ def trained(folder, **changes):
     with process_group('cpu', 1) as place:
         return train(make_config(settings | changes), place, Path(folder))
 
+import nprf_vit
+from nprf_vit.ops import draw_projection, feature_map, kernel_attention, reference
+
+def close(got, expected):
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+def leaves(*shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+q, k, v, b, far = leaves((2, 3, 6, 4), (2, 3, 6, 4), (2, 3, 6, 5), (3, 3, 5), (3,))
+w = draw_projection(3, 7, 4, 'softplus').double()
+for bias, beyond, grid, causal in (
+    (b, None, (2, 3), False), (b[:, :, 1:4], far, (2, 3), False), (None, None, (2, 3), False), (None, None, None, True)
+):
+    found = {}
+    for backend in ('matrix', 'direct'):
+        phi = (feature_map(x, w, 'softplus', role) for x, role in ((q, 'query'), (k, 'key')))
+        z = kernel_attention(*phi, v, bias, beyond, grid, causal, backend)
+        inputs = [x for x in (q, k, v, bias, beyond) if x is not None]
+        found[backend] = [z, *torch.autograd.grad(z.square().sum(), inputs)]
+    for got, expected in zip(*found.values()):
+        close(got, expected)
+phi_q, phi_k = torch.nn.functional.softplus(q @ w.mT), torch.nn.functional.softplus(k @ w.mT)
+close(kernel_attention(phi_q, phi_k, v, b, grid_size=(2, 3), backend='matrix'),
+      reference.attention(phi_q, phi_k, v, b, grid_size=(2, 3)))
+assert nprf_vit.ops.choose_backend((4, 4), 8, 8, False, True) == 'direct'
+
+model = timm.create_model('nprf_deit_micro', kernel='softplus', attn_backend='matrix').double()
+image = torch.randn(2, 1, 8, 8, dtype=torch.float64)
+other = timm.create_model('nprf_deit_micro', kernel='softplus').double()
+other.load_state_dict(model.state_dict())
+close(model(image), other(image))
+
 model = timm.create_model('nprf_deit_micro')
 assert model(torch.randn(2, 1, 8, 8)).shape == (2, 10) and len(model.bias_modules()) == 2
 
