@@ -22,7 +22,7 @@ class Faults:
         self.run, self.progress, self.folder, self.log = run, progress, folder, log
 
     def note(self, outcome: Outcome) -> list[str]:
-        """Take in a step; returns what is to be said about it. Collective when something is wrong."""
+        """Count the faults of a step; returns lines for the log. Collective when something is wrong."""
         said = self._note_skip(outcome)
         if outcome.bad_images:
             said += self._note_images(outcome)
@@ -55,7 +55,7 @@ class Faults:
         return [f'{text}; another training image takes its place' for text in new]
 
     def check(self) -> None:
-        """Raise when there is too much of it."""
+        """Raise when the counts exceed their limits."""
         counts, config = self.progress.skipped, self.run.config
         if counts['in_a_row'] >= config.max_skipped_steps:
             raise RunError(
@@ -75,7 +75,7 @@ class Faults:
             )
 
     def write(self) -> None:
-        """skipped_steps.jsonl, continued, and bad_images.csv, anew; without cause neither is there. Main rank only."""
+        """Append to skipped_steps.jsonl and rewrite bad_images.csv; neither exists without a fault. Main rank only."""
         if self.log is not None:
             self.log.flush()
         path = self.folder / 'bad_images.csv'

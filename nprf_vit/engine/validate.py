@@ -40,7 +40,7 @@ def validate(
 
 
 def _deliver(table: str, record: str, results: list[ResultFile]) -> None:
-    """Into the file first: what is printed may get lost. One that fails does not keep the other from its place."""
+    """Write the file, then print: output may get lost. If one of them fails, the other is still done."""
     outlets = {str(result.path): lambda result=result: result.write(record) for result in results}
     outlets['standard output'] = lambda: print(table, flush=True)
     problems = {}

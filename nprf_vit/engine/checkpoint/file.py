@@ -101,7 +101,7 @@ def check_file(path: str | Path) -> Path:
 
 
 def unreadable(path: str | Path, error: Exception) -> InputError:
-    """Libraries tell of a damaged file in many words, or in one number; of one that cannot be read in the same."""
+    """WrongCheckpoint for whatever a library raised, or InaccessibleCheckpoint if the file cannot be read at all."""
     if isinstance(error, OSError) and error.errno not in _DAMAGED_OFFSET:
         return _inaccessible(path, error)
     try:

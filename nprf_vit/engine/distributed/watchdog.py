@@ -1,4 +1,4 @@
-"""Signs of life: what each rank is doing, and an end to waiting for one that does nothing any more."""
+"""The watchdog: each rank publishes what it is doing, and a rank that makes no progress ends the group."""
 
 import faulthandler
 import json
@@ -28,7 +28,7 @@ class Heartbeat:
         self.state = [0, 0, 0, 0]  # step, micro-batch, phase, signs of life
 
     def enter(self, phase: str, step: int | None = None, micro_step: int | None = None) -> None:
-        """Without a step or micro-batch: still in the one before."""
+        """Enter a phase; step and micro-batch stay as they were unless given."""
         last_step, last_micro_step, _, signs = self.state
         step, micro_step = step or last_step, last_micro_step if micro_step is None else micro_step
         self.state = [step, micro_step, PHASES.index(phase), signs + 1]

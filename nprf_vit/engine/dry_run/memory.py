@@ -59,7 +59,7 @@ def peak(device: torch.device) -> int:
 
 
 def left(device: torch.device) -> int | None:
-    """What the device, the container and the process's own limit leave; None where nobody says."""
+    """What the device, the container and the process's own limit leave; None where there is no limit."""
     if device.type == 'cuda':
         return torch.cuda.mem_get_info(device)[0]
     found = [_field('/proc/meminfo', 'MemAvailable')]
