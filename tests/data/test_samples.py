@@ -63,8 +63,8 @@ def test_batches_do_not_depend_on_the_number_of_workers(workers):
         batches.start(1, 40)
         return list(train_loader(data, batches, config))
 
-    for (a, x, _), (b, y, _) in zip(some_batches(0), some_batches(workers), strict=True):
-        assert torch.equal(a, b) and torch.equal(x, y)
+    for here, there in zip(some_batches(0), some_batches(workers), strict=True):
+        assert torch.equal(here.images, there.images) and torch.equal(here.targets, there.targets)
 
 
 def mixing(**changes):

@@ -27,7 +27,7 @@ class Digits:
 
     classes = tuple(str(digit) for digit in range(10))
 
-    def __init__(self, split: str):
+    def __init__(self, split: str) -> None:
         table = _read_table()  # N, 65: the pixels row by row, then the class
         pixels, targets = table[:, :-1].reshape(-1, 8, 8), table[:, -1]
         by_class = np.argsort(targets, kind='stable')

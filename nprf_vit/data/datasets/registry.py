@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nprf_vit.config.schema import Config
+from nprf_vit.data.split import Split
 
 from .arrays import read_arrays
 from .digits import Digits
@@ -17,7 +18,7 @@ from .folder import open_folder
 from .imagenet32 import BatchImages, PngImages
 from .timm_readers import open_by_name
 
-Opener = Callable[[Config, str], Any]  # of a configuration and a split, 'train' or 'validation'
+Opener = Callable[[Config, Split], Any]
 
 
 class Location(enum.Enum):
@@ -51,7 +52,7 @@ class DatasetEntry:
         return name.startswith(self.name) if self.name.endswith('/') else name == self.name
 
 
-def _split(config: Config, split: str) -> str:
+def _split(config: Config, split: Split) -> str:
     return config.train_split if split == 'train' else config.val_split
 
 
@@ -59,7 +60,7 @@ def _mode(config: Config) -> str:
     return 'L' if config.in_chans == 1 else 'RGB'
 
 
-def _folder(config: Config, split: str) -> Any:
+def _folder(config: Config, split: Split) -> Any:
     return open_folder(config.data_dir, _split(config, split), _mode(config))
 
 
@@ -117,7 +118,7 @@ def names_of(task: str) -> list[str]:
     return [entry.name for entry in DATASETS if task in entry.openers]
 
 
-def published_count(dataset: str, split: str) -> int | None:
+def published_count(dataset: str, split: Split) -> int | None:
     """How many images a dataset was published with; None where nobody has said so."""
     entry = find_dataset(dataset)
     return None if entry is None else entry.counts.get(split)

@@ -9,7 +9,7 @@ its own bytes is given to torch.
 import math
 import pickletools
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -53,6 +53,9 @@ class _Global(NamedTuple):
 
 class _Mark:
     pass
+
+
+Operation = Callable[[list[Any], Any], None]  # of an opcode, on the stack and its argument
 
 
 def inspect_file(path: Path) -> Any:
@@ -142,7 +145,7 @@ def _push(stack: list[Any], arg: Any) -> None:
     stack.append(arg)
 
 
-def _constant(value: Any):
+def _constant(value: Any) -> Operation:
     return lambda stack, arg: stack.append(value)
 
 
@@ -157,7 +160,7 @@ def _pop_mark(stack: list[Any]) -> list[Any]:
     return items
 
 
-def _tuple(count: int | None):
+def _tuple(count: int | None) -> Operation:
     def work(stack: list[Any], arg: Any) -> None:
         items = _pop_mark(stack) if count is None else stack[len(stack) - count :] if count else []
         if count:
@@ -234,7 +237,7 @@ def _name(stack: list[Any], arg: str) -> None:
     stack.append(_Global(arg))
 
 
-_OPCODES = {
+_OPCODES: dict[str, Operation] = {
     **{name: _constant(value) for name, value in (('NONE', None), ('NEWTRUE', True), ('NEWFALSE', False))},
     **dict.fromkeys(('BININT', 'BININT1', 'BININT2', 'LONG1', 'BINFLOAT'), _push),
     **dict.fromkeys(('BINUNICODE', 'SHORT_BINUNICODE'), _push),

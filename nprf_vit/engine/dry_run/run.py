@@ -73,7 +73,7 @@ def dry_run(config: Config, place: Place) -> dict[str, Any]:
         'extrapolated': extrapolated,
         'memory_count': counted,
     }
-    _conclude(config, run, result, trials, batch, memory.left(device), say)
+    _conclude(config, run, result, trials, batch, memory.available(device), say)
     return result
 
 
@@ -130,7 +130,7 @@ def _on_cpu(bench: Bench, run: Run, say) -> list[Trial]:
         raise RunError(
             f'{bench.config.model} does not fit: memory runs out with {smallest} images and one block ({room})'
         )
-    room, widest = bench.agreed_room(memory.left(bench.place.device)), probe
+    room, widest = bench.agreed_room(memory.available(bench.place.device)), probe
 
     def obstacle(*sizes: tuple[int, int]) -> str:
         """What speaks against trials of (batch, depth), judged by the probe; both estimates err on the high side."""
@@ -203,5 +203,5 @@ def _listed(numbers: list[int]) -> str:
 
 
 def _room(device: torch.device) -> str:
-    room = memory.left(device)
+    room = memory.available(device)
     return 'nobody says how much there is' if room is None else f'{gib(room)} left'
