@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 
-from .exit_codes import Exit
+from .exit_codes import Exit as Exit
 
 
 class _UserMessage(Exception):

@@ -92,8 +92,9 @@ def generate(
     device = model.start_token.device
     uniform = torch.rand(num, total, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     raster = torch.zeros(num, total, dtype=torch.long, device=device)
-    given = 0 if known is None else known.shape[1]
-    if given:
+    given = 0
+    if known is not None:
+        given = known.shape[1]
         raster[:, :given] = known.to(device)
     with tqdm(total=num * total, unit='byte', disable=not progress) as bar:
         for part in torch.arange(num).split(batch):

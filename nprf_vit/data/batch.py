@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,8 @@ class FaultKind(enum.Enum):
     UNAUGMENTED = 'unaugmented'  # its transform raised: with other random numbers it may not
 
 
-class SampleFault(NamedTuple):
+@dataclass(frozen=True)
+class SampleFault:
     """Why a sample is not the image of its index."""
 
     index: int
@@ -21,7 +23,8 @@ class SampleFault(NamedTuple):
     kind: FaultKind
 
 
-class Sample(NamedTuple):
+@dataclass(frozen=True)
+class Sample:
     image: torch.Tensor
     target: int | torch.Tensor
     index: int | None = None  # in evaluation, which counts by it
@@ -38,7 +41,8 @@ class Batch(NamedTuple):
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
-    images, targets = (default_collate(list(part)) for part in zip(*(sample[:2] for sample in samples)))
+    images = default_collate([sample.image for sample in samples])
+    targets = default_collate([sample.target for sample in samples])
     indices = [sample.index for sample in samples if sample.index is not None]
     faults = [sample.fault for sample in samples if sample.fault is not None]
     return Batch(images, targets, torch.tensor(indices) if indices else None, faults)

@@ -22,7 +22,7 @@ class Key(NamedTuple):
     """All that a training sample depends on besides the seed."""
 
     epoch: int
-    index: int
+    image: int  # its index
     repeat: int
 
 

@@ -150,7 +150,7 @@ def build_evaluation(config: Config, place: Place, model: nn.Module, source: Any
     source = source or task_of(config).open_images(config, 'validation')
     transform = task_of(config).build_transform(config, model, source, training=False)
     if config.val_limit:
-        source = _thin(source, config)
+        source = _thin(source, config, config.val_limit)
     real = None
     if isinstance(source, IterableImageDataset):
         if config.real_labels:
@@ -164,11 +164,11 @@ def build_evaluation(config: Config, place: Place, model: nn.Module, source: Any
     return Evaluation(batches, build_task(config, model, real), num_images, build_autocast(config, place.device))
 
 
-def _thin(source: Any, config: Config) -> Subset:
+def _thin(source: Any, config: Config, limit: int) -> Subset:
     """Images at even distances, since folders are sorted by class."""
     if isinstance(source, IterableImageDataset) or config.real_labels:
         raise InputError('val_limit needs images by index and no real_labels')
-    count = min(config.val_limit, len(source))
+    count = min(limit, len(source))
     return Subset(source, [i * len(source) // count for i in range(count)])
 
 

@@ -54,8 +54,8 @@ class LossMeter:
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         self.flush()
-        named = {'sums': self.sums, 'counts': self.counts}
-        return {name: {span.value: values[span] for span in Span} for name, values in named.items()}
+        sums = {span.value: self.sums[span] for span in Span}
+        return {'sums': sums, 'counts': {span.value: self.counts[span] for span in Span}}
 
     def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
         self.pending.clear()

@@ -181,6 +181,7 @@ class Loop:
 
     def evaluate(self) -> dict[str, float] | None:
         run, evaluation = self.run, self.run.evaluation
+        assert evaluation is not None, 'a run on synthetic images is not evaluated'
         try:
             return evaluate(
                 run.evaluated_models(),

@@ -36,7 +36,7 @@ def test_another_image_stands_in_and_the_fault_says_why(error):
     noted = 0
     for index in range(50):
         sample, again = data[0, index, 0], data[0, index, 0]
-        assert again[1:] == sample[1:] and torch.equal(again.image, sample.image)
+        assert again == sample
         assert int(sample.image) == sample.target  # image and label belong together, whichever image it is
         if sample.fault is None:
             assert sample.target == index
@@ -80,8 +80,8 @@ def test_evaluation_has_no_stand_in():
 
     data = EvalSamples(source(), transform)
     reason = 'cannot transform image 7 of squares, squares[7]: ValueError: seven'
-    assert data[6][2:] == (6, None)
-    assert data[7][2:] == (7, SampleFault(7, reason, FaultKind.UNAUGMENTED))
+    assert (data[6].index, data[6].fault) == (6, None)
+    assert (data[7].index, data[7].fault) == (7, SampleFault(7, reason, FaultKind.UNAUGMENTED))
     subset = EvalSamples(torch.utils.data.Subset(source(), [3, 7]), transform)
     assert subset[1].fault == SampleFault(1, reason, FaultKind.UNAUGMENTED)
 
@@ -105,4 +105,4 @@ def test_the_first_random_numbers_are_those_of_the_key():
     with seeded(derive_seed(1, 'augment', 2, 5, 1)):
         np.random.rand()
         expected = torch.tensor(5.0) + float(np.random.rand())
-    assert torch.equal(data[2, 5, 1][0], expected)
+    assert torch.equal(data[2, 5, 1].image, expected)

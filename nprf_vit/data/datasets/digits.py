@@ -14,7 +14,7 @@ LEVELS = 17  # 0..16
 def _read_table() -> np.ndarray:
     """The file behind sklearn.datasets.load_digits, whose import alone takes longer than some epochs."""
     package = importlib.util.find_spec('sklearn')
-    if package is None:
+    if package is None or not package.submodule_search_locations:
         raise InputError('dataset digits needs scikit-learn: install nprf_vit[digits]')
     path = Path(package.submodule_search_locations[0]) / 'datasets' / 'data' / 'digits.csv.gz'
     if not path.is_file():

@@ -16,11 +16,13 @@ from nprf_vit.errors import InputError
 
 from .registry import Location, find_dataset, names_of
 
+MAX_PIXELS = 89_478_485  # PIL's own limit
+
 
 class ImageSource(Dataset):
     """Any indexed dataset as (PIL image in the wanted mode, class)."""
 
-    def __init__(self, dataset: Any, mode: str, name: str, max_pixels: int = Image.MAX_IMAGE_PIXELS) -> None:
+    def __init__(self, dataset: Any, mode: str, name: str, max_pixels: int = MAX_PIXELS) -> None:
         self.dataset, self.mode, self.name, self.max_pixels = dataset, mode, name, max_pixels
 
     def __len__(self) -> int:

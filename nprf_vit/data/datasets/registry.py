@@ -60,8 +60,13 @@ def _mode(config: Config) -> str:
     return 'L' if config.in_chans == 1 else 'RGB'
 
 
+def _data_dir(config: Config) -> str:
+    assert config.data_dir is not None, 'checked by whoever knows the location'
+    return config.data_dir
+
+
 def _folder(config: Config, split: Split) -> Any:
-    return open_folder(config.data_dir, _split(config, split), _mode(config))
+    return open_folder(_data_dir(config), _split(config, split), _mode(config))
 
 
 def _by_name(own_cache: bool) -> Opener:
@@ -74,21 +79,21 @@ DATASETS = (
         'imagenet32_chrabaszcz',
         'ImageNet32 (Chrabaszcz et al. 2017)',
         Location.FOLDER,
-        {'pixel': lambda config, split: BatchImages(Path(config.data_dir), split)},
+        {'pixel': lambda config, split: BatchImages(Path(_data_dir(config)), split)},
         {'train': 1_281_167, 'validation': 50_000},
     ),
     DatasetEntry(
         'imagenet32_vandenoord',
         'ImageNet32 (van den Oord et al. 2016)',
         Location.FOLDER,
-        {'pixel': lambda config, split: PngImages(Path(config.data_dir), split)},
+        {'pixel': lambda config, split: PngImages(Path(_data_dir(config)), split)},
         {'train': 1_281_149, 'validation': 49_999},
     ),
     DatasetEntry(
         'arrays',
         'array file',
         Location.FILE,
-        {'pixel': lambda config, split: read_arrays(Path(config.data_dir), split)},
+        {'pixel': lambda config, split: read_arrays(Path(_data_dir(config)), split)},
     ),
     DatasetEntry(
         'digits',

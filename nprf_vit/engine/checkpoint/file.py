@@ -28,7 +28,16 @@ _FIRST_FORMAT = 1  # without a checksum; read up to this commit
 _LAST_READER = '637e454'
 LAST = 'last.pt'
 # a damaged file may raise almost any of these, depending on the byte that is wrong
-DAMAGE = (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+DAMAGE: tuple[type[Exception], ...] = (
+    RuntimeError,
+    EOFError,
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+)
 DAMAGE += (AssertionError, MemoryError, OverflowError, pickle.UnpicklingError, struct.error, SafetensorError)
 DAMAGE += (zipfile.BadZipFile, zlib.error)
 _DAMAGED_OFFSET = (None, errno.EINVAL)  # of an OSError that tells of wrong bytes, such as a seek before the beginning

@@ -11,7 +11,7 @@ import pickletools
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 MAX_PICKLE = 64 << 20  # bytes; the description of a large model takes less than one of its 64 MiB
 MAX_DEPTH = 16
@@ -27,11 +27,11 @@ _DICT, _SIZE = 'collections OrderedDict', 'torch Size'
 class Storage(NamedTuple):
     key: str
     kind: str
-    count: int
+    length: int  # numbers
 
     @property
     def size(self) -> int:
-        return self.count * _STORAGES[self.kind]
+        return self.length * _STORAGES[self.kind]
 
 
 class TensorPlan(NamedTuple):
@@ -112,12 +112,13 @@ def _open_legacy(stream: BinaryIO, total: int) -> tuple[Any, None, int]:
     return content, None, stream.tell() - begin
 
 
-def _follow(stream: BinaryIO) -> Any:
+def _follow(stream: IO[bytes]) -> Any:
     """Run a pickle on stand-ins. Stops at the first opcode or name that torch.save would not write."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
+    arg: Any
     for opcode, arg, position in pickletools.genops(stream):
-        if position > MAX_PICKLE:
+        if (position or 0) > MAX_PICKLE:
             raise ValueError(f'a description of more than {MAX_PICKLE} bytes')
         name = opcode.name
         if name in ('PROTO', 'FRAME'):
@@ -285,5 +286,5 @@ def _walk(content: Any, limit: int) -> Iterator[TensorPlan]:
 def _check_tensor(tensor: TensorPlan) -> None:
     count = math.prod(tensor.shape)
     last = tensor.offset + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride))
-    if count and (count > tensor.storage.count or last >= tensor.storage.count):
-        raise ValueError(f'a tensor of shape {tensor.shape} in a storage of {tensor.storage.count}')
+    if count and (count > tensor.storage.length or last >= tensor.storage.length):
+        raise ValueError(f'a tensor of shape {tensor.shape} in a storage of {tensor.storage.length}')

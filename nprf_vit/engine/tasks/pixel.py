@@ -76,7 +76,9 @@ class PixelLikelihood(Task):
     def results_table(config: Config, metrics: dict[str, Any]) -> str:
         """Bits per dimension with their standard error, under the name of the data they belong to."""
         first = max(34, len(f'{config.model} (EMA)') + 1)
-        lines = [f'on {find_dataset(config.dataset).title}', f'{"":<{first}}{"bits/dim":>10}{"error":>10}{"images":>9}']
+        entry = find_dataset(config.dataset)
+        title = config.dataset if entry is None else entry.title
+        lines = [f'on {title}', f'{"":<{first}}{"bits/dim":>10}{"error":>10}{"images":>9}']
         for label, prefix in (('', ''), (' (EMA)', 'ema_')):
             if f'{prefix}bpd' in metrics:
                 bits, error = metrics[f'{prefix}bpd'], metrics[f'{prefix}bpd_se']
