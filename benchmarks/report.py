@@ -5,13 +5,14 @@ from docs/results.
 """
 
 import argparse
-import csv
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+from nprf_vit.engine.output.csv_file import read_rows, write_rows
 
 RESULTS = Path(__file__).parent.parent / 'docs' / 'results'
 OUTPUT = Path('output')
@@ -83,7 +84,8 @@ class Report:
         written = []
         for name, rows in tables.items():
             written.append(self.path(f'{name}.csv'))
-            write_csv(written[-1], rows)
+            written[-1].parent.mkdir(parents=True, exist_ok=True)
+            write_rows(written[-1], rows)
         for name, plot in (plots or {}).items():
             written.append(self.path(f'{name}.png'))
             written[-1].parent.mkdir(parents=True, exist_ok=True)
@@ -99,20 +101,11 @@ def save_figure(figure: Any, path: Path, dpi: int = 110) -> None:
     figure.savefig(path, dpi=dpi)
 
 
-def write_csv(path: Path, rows: list[dict]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open('w', newline='') as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def read_csv(path: Path) -> list[dict]:
-    """Rows that `write_csv` wrote, numbers as numbers; none where there is no file yet."""
+    """Rows of a table, numbers as numbers; none where there is no file yet."""
     if not path.exists():
         return []
-    with path.open(newline='') as file:
-        return [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    return [{key: _number(value) for key, value in row.items()} for row in read_rows(path)]
 
 
 def _number(text):

@@ -5,7 +5,6 @@ holds is not done again, nor is a run that is trained but not in the file yet; b
 """
 
 import contextlib
-import csv
 import fcntl
 import math
 import statistics
@@ -22,9 +21,10 @@ from tqdm import tqdm
 from benchmarks.report import Report
 from nprf_vit.config.schema import Config
 from nprf_vit.config.yaml_file import load_config, override
-from nprf_vit.data.datasets.images import open_source
 from nprf_vit.engine.distributed.process_group import process_group
-from nprf_vit.engine.output.folder import check_output, read_rows
+from nprf_vit.engine.output.csv_file import append_rows, read_rows
+from nprf_vit.engine.output.folder import check_output
+from nprf_vit.engine.tasks.registry import task_of
 from nprf_vit.engine.train import train
 
 ROOT = Path(__file__).parent.parent
@@ -84,12 +84,7 @@ class Table:
     def add(self, *rows: dict[str, Any]) -> None:
         """Append rows to the file, and keep them as text, as a reader of the file would."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = not self.path.is_file()
-        with self.path.open('a', newline='', encoding='utf-8') as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator='\n')
-            if fresh:
-                writer.writeheader()
-            writer.writerows(rows)
+        append_rows(self.path, rows)
         self.rows += [{name: str(value) for name, value in row.items()} for row in rows]
 
     def values(self, column: str, **key: Any) -> list[float]:
@@ -198,9 +193,8 @@ class Runner:
 
 def check_data(config: Config) -> None:
     """Complain about missing images before the first run is started, not from inside it."""
-    if config.task != 'pixel':
-        for split in ('train', 'validation'):
-            open_source(config, split)
+    for split in ('train', 'validation'):
+        task_of(config).open_images(config, split)
 
 
 def trained(config: Config, folder: Path) -> dict[str, str] | None:

@@ -13,7 +13,7 @@ from benchmarks.report import save_figure
 from experiments.command import main
 from experiments.runs import Run, Runner, Table
 from experiments.variants import LABELS, VARIANTS
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 
 SEEDS = 2
 RATES = ('1e-3', '3e-3', '1e-2', '3e-2', '1e-1', '3e-1', '1e0')

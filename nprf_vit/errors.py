@@ -4,10 +4,10 @@ import contextlib
 import os
 import sys
 
-from .exit_codes import Exit
+from .exit_codes import Exit as Exit
 
 
-class _Told(Exception):
+class _UserMessage(Exception):
     """An error whose text is for people. torch hands on that of a loader worker with a traceback before it."""
 
     def __init__(self, text: object = '') -> None:
@@ -17,13 +17,13 @@ class _Told(Exception):
         super().__init__(text)
 
 
-class InputError(_Told, ValueError):
+class InputError(_UserMessage, ValueError):
     """A mistake in what the user gave (a file, a folder, a value), told in one message with what would be right."""
 
     exit_code = Exit.INPUT
 
 
-class RunError(_Told, RuntimeError):
+class RunError(_UserMessage, RuntimeError):
     """A run that cannot go on, told in one message with what there is to continue from."""
 
     exit_code = Exit.FAILED

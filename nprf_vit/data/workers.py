@@ -71,7 +71,7 @@ class SafeLoader(DataLoader):
 
     lost = False
 
-    def __init__(self, *args: Any, **options: Any):
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.workers: list[Any] = []  # those of all passes: they may live on from one to the next
 
@@ -111,7 +111,7 @@ def batches_of_workers(start: Callable[[], Iterator[Any]], workers: list[Any] | 
 class _Failed(Exception):
     """An error of the iterator, as opposed to one of whoever takes its batches."""
 
-    def __init__(self, error: Exception):
+    def __init__(self, error: Exception) -> None:
         self.error = error
 
 

@@ -2,6 +2,8 @@
 
 import copy
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +43,8 @@ def validate(
 
 def _deliver(table: str, record: str, results: list[ResultFile]) -> None:
     """Write the file, then print: output may get lost. If one of them fails, the other is still done."""
-    outlets = {str(result.path): lambda result=result: result.write(record) for result in results}
-    outlets['standard output'] = lambda: print(table, flush=True)
+    outlets: dict[str, Callable[[], None]] = {str(result.path): partial(result.write, record) for result in results}
+    outlets['standard output'] = partial(print, table, flush=True)
     problems = {}
     for name, put in outlets.items():
         try:

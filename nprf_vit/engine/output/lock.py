@@ -26,7 +26,7 @@ class SoleWriter:
         patience: Seconds to wait for it: what is left of a killed run may take a moment to end.
     """
 
-    def __init__(self, folder: Path, patience: float = 15.0):
+    def __init__(self, folder: Path, patience: float = 15.0) -> None:
         self.folder, self.patience = folder, patience
         self.lost = False
         self._descriptor: int | None = None
