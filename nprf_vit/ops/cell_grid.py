@@ -1,0 +1,73 @@
+"""Tokens of a grid in the order of the cells that a coarser grid lays over it. docs/math.md, "Cells".
+
+# B batch, K heads, N tokens, H×W grid, h×w cells (g = h·w), t = ty·tx places in a cell
+# Along an axis, token y of H is in cell ⌊(y+½)h/H⌋; cells hold ⌊H/h⌋ or ⌈H/h⌉ tokens, the places are ⌈H/h⌉.
+"""
+
+import math
+
+import torch
+
+
+def cell_of(size: int, count: int, device: torch.device | str = 'cpu') -> torch.Tensor:
+    """The cell (size,) of each token along an axis, ⌊(y+½)h/H⌋ in integers."""
+    return (2 * torch.arange(size, device=device) + 1) * count // (2 * size)
+
+
+def first_token(cell: int, size: int, count: int) -> int:
+    """The first token of a cell along an axis: the smallest y with (y+½)h/H ≥ cell."""
+    return (2 * cell * size + count - 1) // (2 * count)
+
+
+class CellGrid:
+    """Where the tokens of a grid lie in its cells, and the copies between the two orders.
+
+    Where cells differ in size, the smaller ones have places without a token.
+    """
+
+    def __init__(self, grid: tuple[int, int], cells: tuple[int, int], device: torch.device) -> None:
+        self.grid, self.cells = grid, cells
+        self.count = math.prod(cells)
+        self.places = tuple(-(-size // count) for size, count in zip(grid, cells))  # ty, tx
+        self.even = all(size % count == 0 for size, count in zip(grid, cells))
+        if self.even:
+            return
+        axes = [_axis(*sizes, device) for sizes in zip(grid, cells, self.places)]
+        (token_y, self.full_y, place_y), (token_x, self.full_x, place_x) = axes
+        (ty, tx), (_, w) = self.places, cells
+        token = token_y[:, None, :, None] * grid[1] + token_x[None, :, None, :]  # h, w, ty, tx
+        self.token = token.flatten()
+        cell_y, rest_y, cell_x, rest_x = place_y // ty, place_y % ty, place_x // tx, place_x % tx
+        place = ((cell_y[:, None] * w + cell_x) * ty + rest_y[:, None]) * tx + rest_x  # H, W
+        self.place = place.flatten()
+
+    def gather(self, x: torch.Tensor, zero: bool = False) -> torch.Tensor:
+        """(B, K, N, C) -> (K·g·B, t, C) contiguous; places without a token hold some other token's, or `zero`."""
+        (h, w), (ty, tx), channels = self.cells, self.places, x.shape[-1]
+        if self.even:
+            x = x.unflatten(2, (h, ty, w, tx)).permute(1, 2, 4, 0, 3, 5, 6)
+            return x.reshape(-1, ty * tx, channels)
+        x = x.index_select(2, self.token).unflatten(2, (h, w, ty, tx))  # B, K, h, w, ty, tx, C
+        if zero:  # cells lack at most one row and one column
+            x[..., -1, :, :].mul_(self.full_y.to(x.dtype)[:, None, None, None])
+            x[..., -1, :].mul_(self.full_x.to(x.dtype)[:, None, None])
+        return x.permute(1, 2, 3, 0, 4, 5, 6).reshape(-1, ty * tx, channels)
+
+    def scatter(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """(K·g·B, t, C) back into (B, K, N, C)."""
+        (h, w), (ty, tx), (batch, heads, _, channels) = self.cells, self.places, out.shape
+        x = x.view(heads, h, w, batch, ty, tx, channels)
+        if self.even:
+            out.unflatten(2, (h, ty, w, tx)).copy_(x.permute(3, 0, 1, 4, 2, 5, 6))
+        else:
+            out.copy_(x.permute(3, 0, 1, 2, 4, 5, 6).reshape(batch, heads, -1, channels).index_select(2, self.place))
+
+
+def _axis(size: int, count: int, places: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Tokens (h·ty as h, ty) in the places, whether each cell is full (h,), and places (H,) of the tokens."""
+    cell = torch.arange(count + 1, device=device)
+    first = (2 * cell * size + count - 1) // (2 * count)
+    token = (first[:-1, None] + torch.arange(places, device=device)).clamp(max=size - 1)  # h, ty
+    own = cell_of(size, count, device)
+    place = own * places + torch.arange(size, device=device) - first[own]
+    return token, first.diff() == places, place
