@@ -47,20 +47,28 @@ class CellGrid:
         if self.even:
             x = x.unflatten(2, (h, ty, w, tx)).permute(1, 2, 4, 0, 3, 5, 6)
             return x.reshape(-1, ty * tx, channels)
-        x = x.index_select(2, self.token).unflatten(2, (h, w, ty, tx))  # B, K, h, w, ty, tx, C
+        batch, heads, n = x.shape[:3]
+        first = torch.arange(batch * heads, device=x.device).mul_(n).view(batch, heads).t()  # K, B
+        token = first[:, None, :, None] + self.token.view(-1, 1, ty * tx)  # K, g, B, t
+        # by rows of a matrix: more than twice as fast as along a dimension within
+        x = x.reshape(-1, channels).index_select(0, token.flatten())
         if zero:  # cells lack at most one row and one column
-            x[..., -1, :, :].mul_(self.full_y.to(x.dtype)[:, None, None, None])
-            x[..., -1, :].mul_(self.full_x.to(x.dtype)[:, None, None])
-        return x.permute(1, 2, 3, 0, 4, 5, 6).reshape(-1, ty * tx, channels)
+            places = x.view(heads, h, w, batch, ty, tx, channels)
+            places[..., -1, :, :].mul_(self.full_y.to(x.dtype)[:, None, None, None, None])
+            places[..., -1, :].mul_(self.full_x.to(x.dtype)[:, None, None, None])
+        return x.view(-1, ty * tx, channels)
 
     def scatter(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """(K·g·B, t, C) back into (B, K, N, C)."""
         (h, w), (ty, tx), (batch, heads, _, channels) = self.cells, self.places, out.shape
-        x = x.view(heads, h, w, batch, ty, tx, channels)
         if self.even:
+            x = x.view(heads, h, w, batch, ty, tx, channels)
             out.unflatten(2, (h, ty, w, tx)).copy_(x.permute(3, 0, 1, 4, 2, 5, 6))
-        else:
-            out.copy_(x.permute(3, 0, 1, 2, 4, 5, 6).reshape(batch, heads, -1, channels).index_select(2, self.place))
+            return
+        cell, rest = self.place // (ty * tx), self.place % (ty * tx)
+        head, item = torch.arange(heads, device=x.device), torch.arange(batch, device=x.device)
+        cell = (head[:, None] * self.count + cell) * batch + item[:, None, None]  # B, K, N
+        out.copy_(x.view(-1, channels).index_select(0, (cell * (ty * tx) + rest).flatten()).view(out.shape))
 
 
 def _axis(size: int, count: int, places: int, device: torch.device) -> tuple[torch.Tensor, ...]:
