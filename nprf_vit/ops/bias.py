@@ -1,6 +1,6 @@
 """What a relative position bias is on its way from a layer to an algorithm.
 
-# K heads, N tokens, H×W grid (N = H·W); a sequence is a 1×N grid inside the ops
+# K heads, N tokens, H×W grid (N = H·W), h×w cells; a sequence is a 1×N grid inside the ops
 """
 
 from typing import NamedTuple
@@ -15,6 +15,7 @@ class Bias(NamedTuple):
 
     table: torch.Tensor  # K, 2H-1, 2W-1 or K, 2N-1; beside far any odd-sized window
     far: torch.Tensor | None = None  # K: the bias of every offset outside the table
+    cells: tuple[int, ...] | None = None  # (h, w) or (h,): the table is between these cells, K, 2h-1, 2w-1 or K, 2h-1
 
 
 class DenseBias(NamedTuple):

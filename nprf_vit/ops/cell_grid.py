@@ -5,8 +5,12 @@
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
+
+from .bias import Bias
+from .offsets import expand_table
 
 
 def cell_of(size: int, count: int, device: torch.device | str = 'cpu') -> torch.Tensor:
@@ -17,6 +21,23 @@ def cell_of(size: int, count: int, device: torch.device | str = 'cpu') -> torch.
 def first_token(cell: int, size: int, count: int) -> int:
     """The first token of a cell along an axis: the smallest y with (y+½)h/H ≥ cell."""
     return (2 * cell * size + count - 1) // (2 * count)
+
+
+def expand_cells(table: torch.Tensor, cells: Sequence[int], grid_size: Sequence[int]) -> torch.Tensor:
+    """Gather the dense bias B[k, i, j] = table[k, offset of key j's cell from query i's]; O(N²) memory.
+
+    Args:
+        table: (K, 2h-1, 2w-1) or (K, 2h-1).
+        cells: (h, w) or (h,).
+        grid_size: (H, W) or (N,).
+
+    Returns:
+        (K, N, N).
+    """
+    cell = torch.zeros(1, dtype=torch.long, device=table.device)
+    for size, count in zip(grid_size, cells):
+        cell = (cell[:, None] * count + cell_of(size, count, table.device)).flatten()  # N
+    return expand_table(table, cells)[:, cell][:, :, cell]
 
 
 class CellGrid:
@@ -69,6 +90,18 @@ class CellGrid:
         head, item = torch.arange(heads, device=x.device), torch.arange(batch, device=x.device)
         cell = (head[:, None] * self.count + cell) * batch + item[:, None, None]  # B, K, N
         out.copy_(x.view(-1, channels).index_select(0, (cell * (ty * tx) + rest).flatten()).view(out.shape))
+
+
+def upright(bias: Bias | None, grid: tuple[int, int], device: torch.device) -> tuple[torch.Tensor, CellGrid]:
+    """The table (K, 2h-1, 2w-1) of a bias between cells, and the places of the tokens.
+
+    A sequence becomes a grid of N rows, whose cells blocks of rows may divide.
+    """
+    assert bias is not None and bias.cells is not None  # else no backend of cells is chosen
+    rows, cols = bias.cells
+    if grid[0] > 1:
+        return bias.table, CellGrid(grid, (rows, cols), device)
+    return bias.table.reshape(bias.table.shape[0], -1, 1), CellGrid((grid[1], 1), (cols, 1), device)
 
 
 def _axis(size: int, count: int, places: int, device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from . import toeplitz
-from .offsets import toeplitz_view
+from .cell_grid import CellGrid
+from .offsets import is_wide, toeplitz_view
 
 _BLOCK = 1 << 22  # weights alive at once
 # Zero keys may lie above their row's maximum: bounds of their exponents.
@@ -84,6 +85,17 @@ class DenseWeights:
 
     def _by_head(self, sums: torch.Tensor) -> torch.Tensor:
         return sums.view(self.bias.shape[0], self.count, -1)
+
+
+def seen_cells(phi_k: torch.Tensor, bias: torch.Tensor, places: CellGrid) -> torch.Tensor | None:
+    """(K, g, B) which cells have keys that are not zero; None if all have, or if no row needs a maximum of its own.
+
+    On the CPU only: elsewhere nobody looks at values, and row maxima are over all cells.
+    """
+    if phi_k.device.type != 'cpu' or not is_wide(bias):
+        return None
+    seen = places.gather(phi_k.ne(0).any(-1, keepdim=True).to(phi_k.dtype), zero=True).amax((1, 2)) > 0
+    return None if seen.all() else seen.view(phi_k.shape[1], -1, phi_k.shape[0])
 
 
 def sum_offsets(pairs: torch.Tensor, cells: tuple[int, int]) -> torch.Tensor:

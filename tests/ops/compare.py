@@ -36,8 +36,7 @@ class Case:
         return replace(self, **{name: function(t) for name, t in self.tensors().items()})
 
     def arguments(self) -> dict:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: x for name, x in values.items() if name != 'cells' or x is not None}
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def prefix(self, t: int) -> Case:
         """The first t tokens of a sequence, with the offsets that they use."""

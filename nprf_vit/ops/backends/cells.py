@@ -5,7 +5,7 @@
 O(N·M·D + g²·M·D) time for g cells, or O(g log g·M·D) in place of g² by FFT; O(N(M+D) + g·M·D) memory.
 
 # B batch, K heads, N tokens, M features, D head dim, H×W grid, h×w cells (g = h·w), t places in a cell
-# A chunk is kc heads of bc batch items. Its tokens are (kc·g·bc, t, ·), the sums of its cells (kc, g, bc·M(D+1)): for
+# A chunk is kc heads of bc batch items. Its tokens are (kc·g·bc, t, ·), the sums of its cells (kc·g·bc, M(D+1)): for
 # each cell and item the M·D sums of φk·v, then the M sums of φk.
 """
 
@@ -14,47 +14,47 @@ from collections.abc import Iterator
 
 import torch
 
-from nprf_vit.ops import toeplitz
-from nprf_vit.ops.cell_grid import CellGrid
-from nprf_vit.ops.cell_weights import DenseWeights, SpectralWeights
-
-from . import direct, fft
+from .. import toeplitz
+from ..bias import BiasGradients
+from ..cell_grid import CellGrid, upright
+from ..cell_weights import DenseWeights, SpectralWeights, seen_cells
+from . import fft
+from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums, narrow, own_dtype, widen
 
 # Bytes of the sums of a chunk's cells: on a CPU what stays in cache, elsewhere few launches.
 _CPU_BYTES, _DEVICE_BYTES = 4 << 20, 512 << 20
 # Zero keys may lie above their row's maximum: bound of the sums that make their gradients.
 _LARGEST = {torch.float32: 1e30, torch.float64: 1e290}
-# Cost of one point of one channel of an FFT over cells, per log2 of its size, in multiply-adds of the dense product.
-_FFT_POINT = 10.5
 
 
-def forward(phi_q, phi_k, v, bias, cells, grid, causal=False):
-    """Numerators and denominators as in `direct.forward`, for a bias (K, 2h-1, 2w-1) between cells (h, w)."""
-    assert not causal, 'refused at the door'
-    bias, cells, grid = upright(bias, cells, grid)
-    places = CellGrid(grid, cells, v.device)
-    seen = seen_cells(phi_k, bias, places)
+def forward(inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype) -> Sums:
+    """The sums for a bias (K, 2h-1, 2w-1) between cells (h, w)."""
+    phi_q, phi_k, v, bias = inputs
+    table, places = upright(bias, grid, v.device)
+    seen = seen_cells(phi_k, table, places)
     m, d = phi_q.shape[-1], v.shape[-1]
     num, den = v.new_empty(v.shape), v.new_empty(*v.shape[:-1], 1)
-    for b, heads, weights in _chunks(v, m, bias, places, seen):
+    for b, heads, weights in _chunks(v, m, table, places, seen):
         sums = _sums(places.gather(phi_k[b, heads], zero=True), places.gather(v[b, heads]))
         mixed = weights.product(sums)
         queries = places.gather(phi_q[b, heads])  # kc·g·bc, t, M
         places.scatter(torch.bmm(queries, _numerators(mixed, m, d)), num[b, heads])
         places.scatter(torch.bmm(queries, mixed[:, m * d :, None]), den[b, heads])
-    return num, den.squeeze(-1)
+    return Sums(num, den.squeeze(-1))
 
 
-def backward(phi_q, phi_k, v, bias, cells, grid, causal, grad, bias_grad):
-    """Gradients of phi_q, phi_k, v and bias (or None), given grad (B, K, N, D+1) as in `direct.backward`."""
-    table, *sizes = upright(bias, cells, grid)
-    places = CellGrid(sizes[1], sizes[0], v.device)
+def backward(
+    inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype, grad: torch.Tensor, bias_grad: bool
+) -> Gradients:
+    """With W_a = Σ_{i in a} φq_iᵀ G_i and X_b = Σ_a c_{b-a} W_a, the gradients are products with Y and X."""
+    phi_q, phi_k, v, bias = inputs
+    table, places = upright(bias, grid, v.device)
     seen = seen_cells(phi_k, table, places)
     if seen is not None and v.dtype == torch.float32:
-        return in_double(backward, phi_q, phi_k, v, bias, cells, grid, causal, grad, bias_grad)
+        return narrow(backward(widen(inputs), grid, causal, torch.float64, grad.double(), bias_grad))
     m, d = phi_q.shape[-1], v.shape[-1]
     d_q, d_k, d_v = (x.new_empty(x.shape) for x in (phi_q, phi_k, v))
-    d_table = torch.zeros_like(table) if bias_grad else None
+    d_table = torch.zeros_like(table)
     for b, heads, weights in _chunks(v, m, table, places, seen):
         queries, keys = (places.gather(x[b, heads], zero=True) for x in (phi_q, phi_k))  # kc·g·bc, t, M
         values, g = places.gather(v[b, heads]), places.gather(grad[b, heads])
@@ -72,69 +72,35 @@ def backward(phi_q, phi_k, v, bias, cells, grid, causal, grad, bias_grad):
         part = torch.bmm(values, d_states.transpose(1, 2))
         places.scatter(part.add_(d_sums[:, None, m * d :]), d_k[b, heads])
         places.scatter(torch.bmm(keys, d_states), d_v[b, heads])
-    return d_q, d_k, d_v, d_table.view_as(bias) if bias_grad else None
+    return Gradients(d_q, d_k, d_v, BiasGradients(d_table.view_as(bias.table) if bias_grad else None))
 
 
-def cost(grid: tuple[int, int], cells: tuple[int, int], m: int, d: int) -> float:
-    """Multiply-adds: two products of tokens with their cell's sums, and one between cells, dense or by FFT."""
-    places = math.prod(-(-size // count) * count for size, count in zip(grid, cells))
-    return m * (d + 1) * (2 * places + min(math.prod(cells) ** 2, _spectral_cost(cells)))
-
-
-def _spectral_cost(cells):
-    points = math.prod(toeplitz.padded_size(*(cells if cells[1] > 1 else cells[::-1])))
-    return _FFT_POINT * points * math.log2(max(2, points))
-
-
-def upright(bias, cells, grid):
-    """A sequence as a grid of N rows, whose cells blocks of rows may divide; the bias as (K, 2h-1, 2w-1)."""
-    if grid[0] > 1:
-        return bias, cells, grid
-    return bias.reshape(bias.shape[0], -1, 1), (cells[1], 1), (grid[1], 1)
-
-
-def seen_cells(phi_k, bias, places):
-    """(K, g, B) which cells have keys that are not zero; None if all have, or if no row needs a maximum of its own.
-
-    On the CPU only: elsewhere nobody looks at values, and row maxima are over all cells.
-    """
-    if phi_k.device.type != 'cpu' or not direct.is_wide(bias):
-        return None
-    seen = places.gather(phi_k.ne(0).any(-1, keepdim=True).to(phi_k.dtype), zero=True).amax((1, 2)) > 0
-    return None if seen.all() else seen.view(phi_k.shape[1], -1, phi_k.shape[0])
-
-
-def in_double(function, phi_q, phi_k, v, bias, cells, grid, causal, grad, bias_grad):
-    """Zero keys above their row's maximum: what they would count for is beyond float32, not its gradient."""
-    args = [x.double() for x in (phi_q, phi_k, v, bias)]
-    grads = function(*args, cells, grid, causal, grad.double(), bias_grad)
-    largest = torch.finfo(torch.float32).max
-    return tuple(None if x is None else x.clamp(-largest, largest).float() for x in grads)
-
-
-def _chunks(v, m, bias, places, seen) -> Iterator[tuple[slice, slice, DenseWeights | SpectralWeights]]:
+def _chunks(
+    v: torch.Tensor, m: int, table: torch.Tensor, places: CellGrid, seen: torch.Tensor | None
+) -> Iterator[tuple[slice, slice, DenseWeights | SpectralWeights]]:
     """Batch items and heads whose cells' sums fit the budget, with the weights of these heads."""
     batch, heads, _, d = v.shape
     on_cpu = v.device.type == 'cpu'
     head_bytes = places.count * m * (d + 1) * v.dtype.itemsize
     budget = (_CPU_BYTES if on_cpu else _DEVICE_BYTES) // head_bytes
     items = 1 if on_cpu else max(1, min(budget // heads, batch))
-    h_step = max(1, min(budget // items, heads))
+    step = max(1, min(budget // items, heads))
     working = None
     if on_cpu and seen is None and _spectral_cost(places.cells) < places.count**2:
-        working = fft.working_dtype(bias, False, v.dtype)
-    for h in range(0, heads, h_step):
-        some = slice(h, min(h + h_step, heads))
+        working = fft.working_dtype(table, False, v.dtype)
+    for h in range(0, heads, step):
+        some = slice(h, min(h + step, heads))
+        weights: DenseWeights | SpectralWeights
         if working is not None:
-            weights = SpectralWeights(bias[some], places.cells, working)
+            weights = SpectralWeights(table[some], places.cells, working)
         else:
-            weights = DenseWeights(bias[some], places.cells)
+            weights = DenseWeights(table[some], places.cells)
         for b in range(0, batch, items):
-            of_item = weights if seen is None else DenseWeights(bias[some], places.cells, seen[some, :, b])
+            of_item = weights if seen is None else DenseWeights(table[some], places.cells, seen[some, :, b])
             yield slice(b, min(b + items, batch)), some, of_item
 
 
-def _sums(x, y, last=None):
+def _sums(x: torch.Tensor, y: torch.Tensor, last: torch.Tensor | None = None) -> torch.Tensor:
     """Σ_t x_tᵀ[y_t, last_t] of each cell, (cells, M(D+1)); `last` is ones if None."""
     (cells, _, m), d = x.shape, y.shape[-1]
     out = y.new_empty(cells, m * (d + 1))
@@ -144,6 +110,27 @@ def _sums(x, y, last=None):
     return out
 
 
-def _numerators(sums, m, d):
+def _numerators(sums: torch.Tensor, m: int, d: int) -> torch.Tensor:
     """The part (cells, M, D) of the sums (cells, M(D+1)) that belongs to values."""
     return sums[:, : m * d].unflatten(1, (m, d))
+
+
+def _spectral_cost(cells: Grid) -> float:
+    """Of the product between cells by FFT, per channel, in multiply-adds of the dense one."""
+    points = math.prod(toeplitz.padded_size(*(cells if cells[1] > 1 else cells[::-1])))
+    return fft.FFT_POINT * points * math.log2(max(2, points))
+
+
+def _why_not(case: Case) -> str | None:
+    return 'there are no cells' if case.cells is None else None
+
+
+def _cost(case: Case) -> float | None:
+    """Two products of tokens with their cell's sums, and one between cells, dense or by FFT."""
+    assert case.cells is not None  # `_why_not`
+    places = math.prod(-(-size // count) * count for size, count in zip(case.grid, case.cells))
+    return case.m * (case.d + 1) * (2.0 * places + min(math.prod(case.cells) ** 2, _spectral_cost(case.cells)))
+
+
+# batched: off the CPU it reads nothing on the host by itself, and backends/batched.py calls it
+BACKEND = Backend('cells', _why_not, _cost, Product(forward, backward, own_dtype))

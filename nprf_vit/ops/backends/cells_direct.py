@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from nprf_vit.ops.cell_grid import CellGrid, cell_of, first_token
-from nprf_vit.ops.cell_weights import DenseWeights, sum_offsets
-
-from .cells import in_double, seen_cells, upright
+from ..bias import BiasGradients
+from ..cell_grid import CellGrid, cell_of, first_token, upright
+from ..cell_weights import DenseWeights, seen_cells, sum_offsets
+from .interface import Gradients, Grid, Inputs, Sums, narrow, widen
 
 _QUERIES, _KEYS, _TILE = 256, 1024, 1 << 20  # as in `direct`; off the CPU as many scores as 512 MB hold
 _DEVICE_TILE = 1 << 27
@@ -33,52 +33,51 @@ class _Tile(NamedTuple):
     weights: torch.Tensor  # kc, q, k
 
 
-def forward(phi_q, phi_k, v, bias, cells, grid, causal=False):
-    """Numerators and denominators as in `direct.forward`, for a bias (K, 2h-1, 2w-1) between cells (h, w)."""
-    assert not causal, 'refused at the door'
-    bias, cells, grid = upright(bias, cells, grid)
+def forward(inputs: Inputs, grid: Grid) -> Sums:
+    """The sums for a bias (K, 2h-1, 2w-1) between cells (h, w)."""
+    phi_q, phi_k, v, bias = inputs
+    table, places = upright(bias, grid, v.device)
     num, den = v.new_zeros(v.shape), v.new_zeros(v.shape[:-1])
-    for t in _tiles(phi_k, bias, cells, grid):
+    for t in _tiles(phi_k, table, places, seen_cells(phi_k, table, places)):
         scores = phi_q[t.items, t.heads, t.q] @ phi_k[t.items, t.heads, t.k].transpose(-1, -2)  # bc, kc, q, k
         scores.mul_(t.weights)
         num[t.items, t.heads, t.q] += scores @ v[t.items, t.heads, t.k]
         den[t.items, t.heads, t.q] += scores.sum(-1)
-    return num, den
+    return Sums(num, den)
 
 
-def backward(phi_q, phi_k, v, bias, cells, grid, causal, grad, bias_grad):
-    """Gradients of phi_q, phi_k, v and bias (or None), given grad (B, K, N, D+1) as in `direct.backward`."""
-    table, own_cells, own_grid = upright(bias, cells, grid)
-    seen = seen_cells(phi_k, table, CellGrid(own_grid, own_cells, v.device))
+def backward(inputs: Inputs, grid: Grid, grad: torch.Tensor, bias_grad: bool) -> Gradients:
+    """Gradients, given those of numerators and denominators, (B, K, N, D+1); scores are recomputed tile by tile."""
+    phi_q, phi_k, v, bias = inputs
+    table, places = upright(bias, grid, v.device)
+    seen = seen_cells(phi_k, table, places)
     if seen is not None and v.dtype == torch.float32:
-        return in_double(backward, phi_q, phi_k, v, bias, cells, grid, causal, grad, bias_grad)
+        return narrow(backward(widen(inputs), grid, grad.double(), bias_grad))
     d_q, d_k, d_v = (x.new_zeros(x.shape) for x in (phi_q, phi_k, v))
-    d_table = torch.zeros_like(table) if bias_grad else None
-    for t in _tiles(phi_k, table, own_cells, own_grid):
+    d_table, (h, _) = torch.zeros_like(table), places.cells
+    for t in _tiles(phi_k, table, places, seen):
         at_q, at_k = (t.items, t.heads, t.q), (t.items, t.heads, t.k)
         queries, keys, g = phi_q[at_q], phi_k[at_k], grad[at_q]
         scores = (queries @ keys.transpose(-1, -2)).mul_(t.weights)  # bc, kc, q, k
         d_v[at_k] += scores.transpose(-1, -2) @ g[..., :-1]
         d_scores = (g[..., :-1] @ v[at_k].transpose(-1, -2)).add_(g[..., -1:])
         if bias_grad:
-            pairs = scores.mul_(d_scores).sum(0)  # kc, q, k
-            first, last = own_cells[0] - t.rows.stop, 2 * own_cells[0] - 1 - t.rows.start
-            d_table[t.heads, first:last] += sum_offsets(_sum_cells(pairs, t, own_cells), own_cells)
+            pairs = _sum_cells(scores.mul_(d_scores).sum(0), t, places.cells)  # kc, query cells, g
+            d_table[t.heads, h - t.rows.stop : 2 * h - 1 - t.rows.start] += sum_offsets(pairs, places.cells)
         d_scores.mul_(t.weights)
         if seen is not None:  # infinite where a zero key lies far above the maximum: times its features, NaN
             d_scores.clamp_(-_LARGEST[v.dtype], _LARGEST[v.dtype])
         d_q[at_q] += d_scores @ keys
         d_k[at_k] += d_scores.transpose(-1, -2) @ queries
-    return d_q, d_k, d_v, d_table.view_as(bias) if bias_grad else None
+    return Gradients(d_q, d_k, d_v, BiasGradients(d_table.view_as(bias.table) if bias_grad else None))
 
 
-def _tiles(phi_k, bias, cells, grid) -> Iterator[_Tile]:
+def _tiles(phi_k: torch.Tensor, bias: torch.Tensor, places: CellGrid, seen: torch.Tensor | None) -> Iterator[_Tile]:
     batch, heads, n, _ = phi_k.shape
     on_cpu = phi_k.device.type == 'cpu'
-    seen = seen_cells(phi_k, bias, CellGrid(grid, cells, phi_k.device))
-    width, (h, w) = grid[1], cells
+    (height, width), (h, w) = places.grid, places.cells
     column = cell_of(width, w, phi_k.device)
-    cell = (cell_of(grid[0], h, phi_k.device)[:, None] * w + column).flatten()  # N
+    cell = (cell_of(height, h, phi_k.device)[:, None] * w + column).flatten()  # N
     keys = min(n, _KEYS if on_cpu else max(_KEYS, _DEVICE_TILE // (heads * n)))
     budget = (_TILE if on_cpu else _DEVICE_TILE) // keys
     rows = max(1, min(h, (_QUERIES if on_cpu else budget // heads) * h // n))  # of cells, with n/h tokens in each
@@ -87,11 +86,10 @@ def _tiles(phi_k, bias, cells, grid) -> Iterator[_Tile]:
     for head in range(0, heads, step):
         some = slice(head, min(head + step, heads))
         for b in range(0, batch, items):
-            unseen = None if seen is None else seen[some, :, b]
-            dense = DenseWeights(bias[some], cells, unseen)
+            dense = DenseWeights(bias[some], places.cells, None if seen is None else seen[some, :, b])
             for y in range(0, h, rows):
                 y_end = min(y + rows, h)
-                q = slice(*(first_token(i, grid[0], h) * width for i in (y, y_end)))
+                q = slice(*(first_token(i, height, h) * width for i in (y, y_end)))
                 c = dense.block(slice(y, y_end))  # kc, q's cells, g
                 q_cells = cell[q] - y * w
                 for k in range(0, n, keys):
@@ -101,7 +99,7 @@ def _tiles(phi_k, bias, cells, grid) -> Iterator[_Tile]:
                     yield _Tile(*where, q_cells, cell[at], tile)
 
 
-def _sum_cells(pairs, t, cells):
+def _sum_cells(pairs: torch.Tensor, t: _Tile, cells: Grid) -> torch.Tensor:
     """Sums (kc, q, k) over the tokens of each query cell and each key cell, by products: no scatter, fixed order."""
     of_query = pairs.new_zeros((t.rows.stop - t.rows.start) * cells[1], pairs.shape[1])
     of_query.scatter_(0, t.q_cells[None], 1.0)  # query cells, q
