@@ -32,7 +32,8 @@ class BiasGradients(NamedTuple):
 
 
 def whole_table(bias: Bias, grid: tuple[int, int]) -> torch.Tensor:
-    """The bias of every offset on the grid, (K, 2H-1, 2W-1)."""
+    """The bias of every offset on the grid, (K, 2H-1, 2W-1); one between larger cells has none."""
+    assert bias.cells in (None, grid), 'a backend that reads offsets refuses cells'
     return bias.table if bias.far is None else extend_table(bias.table, bias.far, *grid)
 
 
