@@ -168,9 +168,9 @@ def load_fitted(model: nn.Module, weights: dict[str, torch.Tensor], origin: str)
 
 
 def load_exact(model: nn.Module, weights: dict[str, torch.Tensor], origin: str) -> None:
-    """Load weights that must be this very model's; nothing is adapted but the size of an extended bias's window."""
+    """Load weights that must be this very model's; nothing is adapted but the size of a table that is kept as it is."""
     own = model.state_dict()
-    windows = {f'{name}.table' for name, m in model.named_modules() if isinstance(m, RelPosBias) and m.far is not None}
+    windows = {f'{name}.table' for name, m in model.named_modules() if isinstance(m, RelPosBias) and m.keeps_table}
 
     def fits(name: str) -> bool:
         here, there = own[name].shape, weights[name].shape

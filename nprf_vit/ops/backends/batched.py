@@ -14,8 +14,11 @@ from typing import NamedTuple
 
 import torch
 
+from ..bias import Bias
 from ..offsets import extend_table, extend_table_backward, toeplitz_view
+from . import cells as cell_products
 from . import linear
+from .interface import Inputs
 
 SCRATCH = 512 << 20  # bytes of scores alive at once: 2^27 in float32, in one array forward, in two backward
 _TOP = 60.0
@@ -26,10 +29,12 @@ class _Chunk(NamedTuple):
     rows: slice  # of H, backwards
 
 
-def attend(phi_q, phi_k, v, bias, far, grid, causal, positive):
+def attend(phi_q, phi_k, v, bias, far, grid, causal, positive, cells=None):
     """z (B, K, N, D) and den (B, K, N), as `attend`'s; den is inf where no key has any weight."""
     if bias is None:
         num, den = linear.split(linear.product(phi_q, phi_k, linear.with_ones(v), causal))
+    elif cells not in (None, grid):
+        num, den = cell_products.forward(Inputs(phi_q, phi_k, v, Bias(bias, None, cells)), grid, causal, v.dtype)
     else:
         table = bias if far is None else extend_table(bias, far, *grid)
         c, upright = _upright(_weights(table, causal), grid)
@@ -40,13 +45,17 @@ def attend(phi_q, phi_k, v, bias, far, grid, causal, positive):
     return (num / den.unsqueeze(-1)).contiguous(), den.contiguous()
 
 
-def attend_backward(phi_q, phi_k, v, bias, far, z, den, grad, grid, causal, bias_grad):
+def attend_backward(phi_q, phi_k, v, bias, far, z, den, grad, grid, causal, bias_grad, cells=None):
     """Gradients of phi_q, phi_k, v, bias and far, or None."""
     scaled = grad / den.unsqueeze(-1)
     grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, E
     if bias is None:
         *grads, d_v = linear.product_backward(phi_q, phi_k, linear.with_ones(v), grad, causal)
         return *grads, d_v[..., :-1], None, None
+    if cells not in (None, grid):
+        inputs = Inputs(phi_q, phi_k, v, Bias(bias, None, cells))
+        *grads, of_bias = cell_products.backward(inputs, grid, causal, v.dtype, grad, bias_grad)
+        return *grads, of_bias.table, None
     table = bias if far is None else extend_table(bias, far, *grid)
     c, upright = _upright(_weights(table, causal), grid)
     *grads, d_v, d_bias = _product_backward(phi_q, phi_k, linear.with_ones(v), c, upright, grad, bias_grad)
