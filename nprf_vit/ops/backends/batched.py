@@ -3,10 +3,10 @@
 # B batch, K heads, N tokens, M features, E = D+1 value columns, H×W grid (N = H·W); G = B·K
 # A chunk is g of the G heads × r rows of queries, against all keys: (g, r·W, N) scores.
 
-Queries run backwards throughout, so that c is read from its table through positive strides (`toeplitz_view`). One scale
-per head: c = e^60 at its largest, above which float32 has room for sums of 1e9 and below which e^-147 is still a normal
-number. What lies further below the largest bias than that counts as zero; on the CPU such rows are computed again in
-float64, which takes a look at the denominators.
+Dense, and for a window much smaller than its grid by `batched_window`. Queries run backwards, so that c is read from
+its table through positive strides (`toeplitz_view`). One scale per head: c = e^60 at its largest, above which float32
+has room for sums of 1e9 and below which e^-147 is still a normal number. What lies further below the largest bias than
+that counts as zero; on the CPU such rows are computed again in float64, which takes a look at the denominators.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,9 @@ from typing import NamedTuple
 import torch
 
 from ..offsets import extend_table, extend_table_backward, toeplitz_view
-from . import linear
+from . import batched_tiles, batched_window, linear
 
 SCRATCH = 512 << 20  # bytes of scores alive at once: 2^27 in float32, in one array forward, in two backward
-_TOP = 60.0
 
 
 class _Chunk(NamedTuple):
@@ -28,15 +27,18 @@ class _Chunk(NamedTuple):
 
 def attend(phi_q, phi_k, v, bias, far, grid, causal, positive):
     """z (B, K, N, D) and den (B, K, N), as `attend`'s; den is inf where no key has any weight."""
+    plan = None if far is None else batched_tiles.plan(bias, grid, causal)
     if bias is None:
         num, den = linear.forward(phi_q, phi_k, v, None, grid, causal)
+    elif plan is not None:
+        num, den = linear.split(batched_window.product(phi_q, phi_k, v, bias, far, plan, SCRATCH))
     else:
         table = bias if far is None else extend_table(bias, far, *grid)
         c, upright = _upright(_weights(table, causal), grid)
         num, den = linear.split(_product(phi_q, phi_k, linear.with_ones(v), c, upright))
     if positive:
         tiny = torch.finfo(den.dtype).tiny
-        den = torch.where(den > tiny, den, torch.inf)
+        den = den.masked_fill(den <= tiny, torch.inf)
     return (num / den.unsqueeze(-1)).contiguous(), den.contiguous()
 
 
@@ -46,6 +48,9 @@ def attend_backward(phi_q, phi_k, v, bias, far, z, den, grad, grid, causal, bias
     grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, E
     if bias is None:
         return *linear.backward(phi_q, phi_k, v, None, grid, causal, grad, False), None
+    plan = None if far is None else batched_tiles.plan(bias, grid, causal)
+    if plan is not None:
+        return batched_window.product_backward(phi_q, phi_k, v, bias, far, plan, SCRATCH, grad, bias_grad)
     table = bias if far is None else extend_table(bias, far, *grid)
     c, upright = _upright(_weights(table, causal), grid)
     *grads, d_v, d_bias = _product_backward(phi_q, phi_k, linear.with_ones(v), c, upright, grad, bias_grad)
@@ -58,12 +63,10 @@ def attend_backward(phi_q, phi_k, v, bias, far, z, den, grad, grid, causal, bias
 
 def _weights(bias, causal):
     """c (K, 2H-1, 2W-1) = exp(b - max b + 60), zero for later keys of a causal sequence."""
-    n = (bias.shape[2] + 1) // 2
     if causal:
-        future = torch.arange(bias.shape[2], device=bias.device) >= n
+        future = torch.arange(bias.shape[2], device=bias.device) > bias.shape[2] // 2
         bias = bias.masked_fill(future, -torch.inf)
-    top = bias.amax((1, 2), keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
-    return (bias - (top - _TOP)).exp()
+    return batched_window.scaled_exp(bias)
 
 
 def _upright(c, grid):
@@ -76,15 +79,10 @@ def _chunks(shape, itemsize, grid, arrays) -> Iterator[_Chunk]:
     batch, heads, n, _ = shape
     height, width = grid
     budget = SCRATCH // (itemsize * arrays)
-    group = max(1, min(budget // (n * n), batch * heads))
-    if group >= heads:
-        group -= group % heads
-    else:
-        group = max(g for g in range(1, group + 1) if heads % g == 0)
-    rows = max(1, min(budget // (group * width * n), height))
-    for g in range(0, batch * heads, group):
+    for g in batched_tiles.head_groups(batch, heads, budget // (n * n)):
+        rows = max(1, min(budget // ((g.stop - g.start) * width * n), height))
         for y in range(0, height, rows):
-            yield _Chunk(slice(g, min(g + group, batch * heads)), slice(y, min(y + rows, height)))
+            yield _Chunk(g, slice(y, min(y + rows, height)))
 
 
 def _view(c, chunk, grid):
@@ -110,6 +108,7 @@ def _product(phi_q, phi_k, v, c, grid):
         view, shape = _view(c, chunk, grid)
         scores.view(shape).mul_(view)
         torch.bmm(scores, values[g], out=out[g, t])
+        del scores  # before the next chunk's are made
     return out.flip(1).view(v.shape)
 
 
@@ -119,7 +118,7 @@ def _product_backward(phi_q, phi_k, v, c, grid, grad, bias_grad):
     k, values = phi_k.flatten(0, 1), v.flatten(0, 1)
     d_q, d_k, d_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(values)
     d_bias = torch.zeros_like(c) if bias_grad else None
-    for chunk in _chunks(v.shape, v.dtype.itemsize, grid, 4 if bias_grad else 2):
+    for chunk in _chunks(v.shape, v.dtype.itemsize, grid, 2):
         g, t = chunk.heads, _tokens(chunk, grid)
         view, shape = _view(c, chunk, grid)
         scores = torch.bmm(q[g, t], k[g].transpose(1, 2))  # g, q, N
@@ -128,23 +127,14 @@ def _product_backward(phi_q, phi_k, v, c, grid, grad, bias_grad):
         d_scores = torch.bmm(g_out[g, t], values[g].transpose(1, 2))
         if bias_grad:
             first, rows = g.start % c.shape[0], chunk.rows
-            part = _sum_offsets(scores.mul_(d_scores).view(shape).sum(0))  # heads, r+H-1, 2W-1
-            d_bias[first : first + part.shape[0], rows.start : rows.start + part.shape[1]] += part
+            queries = rows.stop - rows.start, grid[1]
+            part = batched_tiles.sum_offsets(scores.mul_(d_scores), queries, grid)  # g, r+H-1, 2W-1
+            part = part.view(-1, view.shape[0], *part.shape[1:])  # items, heads, r+H-1, 2W-1
+            part = part.sum(0) if part.shape[0] > 1 else part[0]
+            d_bias[first : first + part.shape[0], rows.start : rows.start + part.shape[1]].add_(part)
         d_scores.view(shape).mul_(view)
         torch.bmm(d_scores, k[g], out=d_q[g, t])
         d_k[g].baddbmm_(d_scores.transpose(1, 2), q[g, t])
+        del scores, d_scores
     shapes = phi_q.shape, phi_k.shape, v.shape
     return *(x.view(shape) for x, shape in zip((d_q.flip(1), d_k, d_v), shapes)), d_bias
-
-
-def _sum_offsets(x):
-    """Sums (K, r, W, H, W), queries backwards, over equal offsets to (K, r+H-1, 2W-1), one axis after the other."""
-    x = _shear(x.transpose(2, 3)).sum(-2)  # K, r, H, 2W-1
-    return _shear(x.permute(0, 3, 1, 2)).sum(-2).transpose(1, 2)
-
-
-def _shear(x):
-    """(..., p, q) -> (..., p, p+q-1), row i moved i places to the right into zeros: equal offsets line up."""
-    p, q = x.shape[-2:]
-    wide = torch.nn.functional.pad(x, (0, p))  # ..., p, q+p; read with a row length of one less
-    return wide.flatten(-2)[..., : p * (q + p - 1)].unflatten(-1, (p, p + q - 1))
