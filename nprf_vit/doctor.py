@@ -27,7 +27,8 @@ from tqdm import tqdm
 
 from .errors import first_line
 from .ops import dispatch, draw_projection, feature_map, kernel_attention, reference
-from .ops.backends import fused_support
+from .ops.backends import fused_support, interface
+from .ops.backends.fft import FFT_POINT
 from .version import __version__
 
 # What docs/backends.md promises: of Σ_j a_ij|v_j| on every output element, and of the norm of each gradient.
@@ -176,8 +177,8 @@ def first_fft(point: float) -> int:
     """Side of the smallest square grid on which the cost model takes fft, were FFT_POINT what is given."""
 
     def faster(side):
-        costs = dispatch.count((side, side), TIMED_M, TIMED_D)
-        return costs['fft'] * point / dispatch.FFT_POINT < costs['direct']
+        costs = dispatch.count(interface.Case((side, side), TIMED_M, TIMED_D))
+        return costs['fft'] * point / FFT_POINT < costs['direct']
 
     return next(side for side in itertools.count(2) if faster(side))
 
@@ -222,8 +223,8 @@ def time_backends(
         fitted[abs(math.log(fft / direct))] = dispatch.fitted_fft_point((side, side), TIMED_M, TIMED_D, fft, direct)
     print(f'  window: a bias constant beyond {RADIUS} tokens; linear: no bias')
     point = statistics.geometric_mean([fitted[key] for key in sorted(fitted)[:2]])
-    here, built_in = first_fft(point), first_fft(dispatch.FFT_POINT)
-    print(f'  FFT_POINT {dispatch.FFT_POINT} in use (ops/dispatch.py): auto takes fft from {built_in}x{built_in} on')
+    here, built_in = first_fft(point), first_fft(FFT_POINT)
+    print(f'  FFT_POINT {FFT_POINT} in use (ops/backends/fft.py): auto takes fft from {built_in}x{built_in} on')
     print(f'  FFT_POINT {point:.1f} measured here: it would from {here}x{here} on', end='')
     print('' if min(fitted) < math.log(3) else ' (rough: no size timed has the two within a factor of 3)')
     times = [Finding(device, b, 'seconds', f'{side}x{side}', s) for side in table for b, s in table[side].items()]

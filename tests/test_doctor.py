@@ -9,6 +9,8 @@ import torch
 from nprf_vit import doctor
 from nprf_vit.engine.output.folder import read_rows
 from nprf_vit.ops import dispatch
+from nprf_vit.ops.backends.fft import FFT_POINT
+from nprf_vit.ops.backends.interface import Case
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_not_a_number_is_not_sound(monkeypatch):
 
 
 def test_the_fitted_constant_reproduces_the_model():
-    costs = dispatch.count((48, 48), 32, 64)
+    costs = dispatch.count(Case((48, 48), 32, 64))
     point = dispatch.fitted_fft_point((48, 48), 32, 64, fft_seconds=2 * costs['fft'], direct_seconds=costs['direct'])
-    assert point == pytest.approx(2 * dispatch.FFT_POINT)
-    assert doctor.first_fft(dispatch.FFT_POINT) < doctor.first_fft(point)
+    assert point == pytest.approx(2 * FFT_POINT)
+    assert doctor.first_fft(FFT_POINT) < doctor.first_fft(point)

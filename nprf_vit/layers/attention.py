@@ -11,13 +11,16 @@ from timm.layers import register_notrace_module
 from torch import nn
 
 from nprf_vit.ops import draw_projection, feature_map, kernel_attention
-from nprf_vit.ops.attention import BACKENDS, packed_attention
+from nprf_vit.ops.attention import packed_attention, packed_backend
 from nprf_vit.ops.backends.dense import dense_kernel_attention
-from nprf_vit.ops.backends.fused_support import is_chosen
+from nprf_vit.ops.backends.interface import Whole
+from nprf_vit.ops.bias import Bias, DenseBias
+from nprf_vit.ops.dispatch import names
+from nprf_vit.ops.features import FEATURE_MAPS
 
 from .rel_pos import RelPosBias, check_grid_size, extend_window
 
-KERNELS = ('prf', 'orf', 'sphere', 'trf', 'elu', 'softmax')
+KERNELS = (*FEATURE_MAPS, 'softmax')
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
@@ -31,11 +34,12 @@ def unit_norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def check_kernel(kernel: str, feature_dim: int = 1) -> None:
-    """Raise for a kernel that does not exist, or a number of features that is none."""
+    """Raise for a kernel that does not exist, or a number of features below one."""
     if not isinstance(feature_dim, int) or feature_dim < 1:
         raise ValueError(f'feature_dim {feature_dim!r}: expected a whole number above 0')
-    if kernel not in KERNELS:
-        raise ValueError(f'unknown kernel {kernel!r}: expected one of {", ".join(KERNELS)}')
+    known = (*FEATURE_MAPS, 'softmax')
+    if kernel not in known:
+        raise ValueError(f'unknown kernel {kernel!r}: expected one of {", ".join(known)}')
 
 
 @register_notrace_module  # branches on the number of dimensions, which fx does not know while tracing
@@ -94,8 +98,8 @@ class KernelAttention(nn.Module):
         super().__init__()
         dd = {'device': device, 'dtype': dtype}
         check_kernel(kernel, feature_dim)
-        if attn_backend not in BACKENDS:
-            raise ValueError(f'unknown attn_backend {attn_backend!r}: expected one of {", ".join(BACKENDS)}')
+        if attn_backend not in names():
+            raise ValueError(f'unknown attn_backend {attn_backend!r}: expected one of {", ".join(names())}')
         if head_dim is None and dim % num_heads:
             raise ValueError(f'dim {dim} is not divisible by num_heads {num_heads}')
         if attn_drop and kernel != 'softmax':
@@ -131,7 +135,7 @@ class KernelAttention(nn.Module):
     @property
     def has_projection(self) -> bool:
         """Whether the kernel has random features."""
-        return self.kernel not in ('elu', 'softmax')
+        return self.kernel != 'softmax' and FEATURE_MAPS[self.kernel].projects
 
     def draw(self) -> torch.Tensor:
         """The projection that (seed, depth) stands for: (K, M, D), float32 on the CPU."""
@@ -147,7 +151,7 @@ class KernelAttention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None,
+        bias: Bias | DenseBias | torch.Tensor | None = None,
         attn_mask: torch.Tensor | None = None,
         is_causal: bool = False,
     ) -> torch.Tensor:
@@ -155,7 +159,8 @@ class KernelAttention(nn.Module):
 
         Args:
             x: (B, H, W, C) or (B, N, C).
-            bias: What a `RelPosBias` shared between layers returned for this grid; none with a bias of its own.
+            bias: What a `RelPosBias` shared between layers returned for this grid, or a table of its offsets (with
+                'softmax', a matrix (K, N, N)) as a tensor; none with a bias of its own.
             attn_mask: Not supported; in the signature because timm's blocks pass it.
             is_causal: As `causal`, for this call.
 
@@ -173,10 +178,12 @@ class KernelAttention(nn.Module):
         if causal and x.ndim == 4:
             raise ValueError('causal attention needs an order: pass (B, N, C), not (B, H, W, C)')
 
+        if isinstance(bias, torch.Tensor):
+            bias = DenseBias(bias) if self.kernel == 'softmax' else Bias(bias)
         qkv = self._packed_projection(x)
-        if self._is_fused(qkv, bias is not None, causal):
-            bias, far = bias if isinstance(bias, tuple) else (bias, None)
-            z = packed_attention(qkv, self.w, bias, far, grid_size if len(grid_size) == 2 else None, causal)
+        packed = self._packed_backend(qkv, bias is not None, causal)
+        if packed is not None:
+            z = packed_attention(packed, qkv, self.w, bias, grid_size if len(grid_size) == 2 else None, causal)
         else:
             attend = self._softmax_attention if self.kernel == 'softmax' else self._kernel_attention
             z = attend(*self._unpack(qkv), bias, grid_size, causal).transpose(1, 2)  # B, N, K, D
@@ -216,44 +223,61 @@ class KernelAttention(nn.Module):
             return (h, w)
         return (x.shape[1],)
 
-    def _softmax_attention(self, q, k, v, bias, grid_size, causal) -> torch.Tensor:
+    def _softmax_attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: DenseBias | None,
+        grid_size: tuple[int, ...],
+        causal: bool,
+    ) -> torch.Tensor:
         if self.normalize:
             q, k = unit_norm(q).to(v.dtype), unit_norm(k).to(v.dtype)
+        matrix = None
         if bias is not None:
-            bias = bias.to(q.dtype)
+            matrix = bias.matrix.to(q.dtype)
             if causal:
                 n = q.shape[-2]
                 future = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
-                bias, causal = bias.masked_fill(future, float('-inf')), False
+                matrix, causal = matrix.masked_fill(future, float('-inf')), False
         dropout_p = self.attn_drop.p if self.training else 0.0
         scale = 1.0 if self.normalize else None
-        return F.scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal=causal, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, matrix, dropout_p, is_causal=causal, scale=scale)
 
-    def _is_fused(self, qkv, has_bias, causal) -> bool:
-        """Whether one op takes the packed projection: kernels of normalized features, and a GPU to run them on."""
+    def _packed_backend(self, qkv: torch.Tensor, has_bias: bool, causal: bool) -> Whole | None:
+        """What takes the packed projection as it is, if the backend does; features by exp of unit vectors only."""
+        if self.kernel == 'softmax' or not FEATURE_MAPS[self.kernel].exponential or not self.normalize:
+            return None
         plain_norms = isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity)
-        if self.kernel not in ('prf', 'orf', 'sphere') or not self.normalize or not plain_norms:
-            return False
-        if self.attn_backend not in ('auto', 'fused') or torch.onnx.is_in_onnx_export():
-            return False
-        return is_chosen(self.attn_backend, qkv, self.feature_dim, has_bias, causal)
+        if not plain_norms or torch.onnx.is_in_onnx_export():
+            return None
+        return packed_backend(self.attn_backend, qkv, self.feature_dim, has_bias, causal)
 
-    def _kernel_attention(self, q, k, v, bias, grid_size, causal) -> torch.Tensor:
+    def _kernel_attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: Bias | None,
+        grid_size: tuple[int, ...],
+        causal: bool,
+    ) -> torch.Tensor:
         phi_q, phi_k = self.features(q, k, causal)
-        bias, far = bias if isinstance(bias, tuple) else (bias, None)
+        table, far = bias or (None, None)
         if torch.onnx.is_in_onnx_export():
-            bias = bias if far is None else extend_window(bias, far, grid_size)
-            return dense_kernel_attention(phi_q, phi_k, v, bias, grid_size, causal)
+            table = table if far is None else extend_window(table, far, grid_size)
+            return dense_kernel_attention(phi_q, phi_k, v, table, grid_size, causal)
         return kernel_attention(
             phi_q,
             phi_k,
             v,
-            bias=bias,
+            bias=table,
             far=far,
             grid_size=grid_size if len(grid_size) == 2 else None,
             causal=causal,
             backend=self.attn_backend,
-            positive=self.kernel != 'trf',
+            positive=FEATURE_MAPS[self.kernel].positive,
         )
 
     def extra_repr(self) -> str:

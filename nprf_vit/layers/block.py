@@ -4,6 +4,8 @@ import torch
 from timm.layers import DropPath, LayerNorm, LayerScale, Mlp
 from torch import nn
 
+from nprf_vit.ops.bias import Bias, DenseBias
+
 from .attention import KernelAttention
 
 
@@ -75,9 +77,7 @@ class KernelBlock(nn.Module):
         self.ls2 = LayerScale(dim, init_values=init_values, **dd) if init_values else nn.Identity()
         self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
-    def forward(
-        self, x: torch.Tensor, bias: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None = None
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, bias: Bias | DenseBias | torch.Tensor | None = None) -> torch.Tensor:
         """Args: x (B, H, W, C) or (B, N, C); bias of a `RelPosBias` shared between blocks. Returns the shape of x."""
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), bias)))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))

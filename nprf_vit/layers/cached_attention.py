@@ -6,6 +6,7 @@ B batch, C channels, K heads, D head dim, t tokens so far.
 import torch
 
 from nprf_vit.ops import DecodeState
+from nprf_vit.ops.features import FEATURE_MAPS
 
 from .attention import KernelAttention, unit_norm
 
@@ -55,7 +56,7 @@ class AttentionStep:
         if attn.kernel == 'softmax':
             self.state = SoftmaxState(bias, max_len, 1.0 if attn.normalize else attn.head_dim**-0.5)
         else:
-            self.state = DecodeState(bias, max_len=max_len, positive=attn.kernel != 'trf')
+            self.state = DecodeState(bias, max_len=max_len, positive=FEATURE_MAPS[attn.kernel].positive)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, C), the next token, to its output (B, C)."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module, trunc_normal_
 from torch import nn
 
+from nprf_vit.ops.bias import Bias, DenseBias
 from nprf_vit.ops.offsets import expand_table, extend_table
 
 EXTEND = ('interpolate', 'extend')
@@ -130,20 +131,20 @@ class RelPosBias(nn.Module):
             self.table = nn.Parameter(resize_table(self.table, grid_size), requires_grad=self.table.requires_grad)
             self.grid_size = grid_size
 
-    def forward(self, grid_size: Sequence[int] | None = None) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, grid_size: Sequence[int] | None = None) -> Bias | DenseBias:
         """The bias on a grid, the table's own where none is given.
 
         Args:
             grid_size: (H, W) or (N,).
 
         Returns:
-            (K, 2H-1, 2W-1) or (K, 2N-1); (K, N, N) when dense. With 'extend', unless dense, the pair of the table as
-            it was learned and the bias (K,) of all offsets beyond it.
+            The table (K, 2H-1, 2W-1) or (K, 2N-1), with 'extend' as it was learned and with the bias (K,) of all
+            offsets beyond it; when dense, the matrix (K, N, N).
         """
         grid_size = self._check(grid_size)
         if self.dense:
-            return expand_table(self.whole_table(grid_size), grid_size)
-        return self.whole_table(grid_size) if self.far is None else (self.table, self.beyond())
+            return DenseBias(expand_table(self.whole_table(grid_size), grid_size))
+        return Bias(self.whole_table(grid_size)) if self.far is None else Bias(self.table, self.beyond())
 
     def beyond(self) -> torch.Tensor:
         """With 'extend', the bias (K,) of the offsets beyond the table."""

@@ -16,6 +16,7 @@ from torch import nn
 from nprf_vit.layers import KernelBlock, RelPosBias
 from nprf_vit.layers.attention import check_kernel
 from nprf_vit.layers.rel_pos import check_extend, check_grid_size, check_rel_pos
+from nprf_vit.ops.bias import Bias, DenseBias
 
 from .state_dicts import adapt_state_dict, resize_pos_embed
 
@@ -192,7 +193,7 @@ class KernelVisionTransformer(VisionTransformer):
             x = x + pos_embed
         return self.pos_drop(x)
 
-    def _embed(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _embed(self, x: torch.Tensor) -> tuple[torch.Tensor, Bias | DenseBias | None]:
         """Image (B, in_chans, height, width) to the tokens the blocks take and the bias they share."""
         x = check_image(x, self.patch_embed, self.dynamic_img_size)
         x = self.patch_embed(x)  # B, H, W, C
@@ -200,7 +201,7 @@ class KernelVisionTransformer(VisionTransformer):
         x = self.norm_pre(self.patch_drop(self._pos_embed(x)))
         return x, bias
 
-    def _run_block(self, block: nn.Module, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _run_block(self, block: nn.Module, x: torch.Tensor, bias: Bias | DenseBias | None) -> torch.Tensor:
         return checkpoint(block, x, bias) if self.grad_checkpointing else block(x, bias)
 
     def _to_nlc(self, x: torch.Tensor) -> torch.Tensor:

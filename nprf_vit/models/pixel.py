@@ -12,6 +12,7 @@ from torch import nn
 from nprf_vit.layers import KernelBlock, RelPosBias
 from nprf_vit.layers.attention import check_kernel
 from nprf_vit.layers.rel_pos import check_rel_pos
+from nprf_vit.ops.bias import Bias, DenseBias
 from nprf_vit.ops.precision import without_autocast
 
 __all__ = ['PixelTransformer', 'from_raster', 'to_raster']  # register_model adds the entry points
@@ -186,7 +187,7 @@ class PixelTransformer(nn.Module):
         bias = None if self.rel_pos_bias is None else self.rel_pos_bias()
         if self.masks_bias:
             future = torch.ones(self.length, self.length, dtype=torch.bool, device=x.device).triu(1)
-            bias = bias.masked_fill(future, float('-inf'))
+            bias = DenseBias(bias.matrix.masked_fill(future, float('-inf')))
         if self.grad_checkpointing and not torch.jit.is_scripting():
             x = checkpoint_seq([_Biased(block, bias) for block in self.blocks], x)
         else:
@@ -233,7 +234,7 @@ def check_arguments(kernel: str, rel_pos: str, pos_embed: str, levels: int, leng
 class _Biased:
     """A block with the bias it shares, callable with tokens alone."""
 
-    def __init__(self, block: nn.Module, bias: torch.Tensor | None) -> None:
+    def __init__(self, block: nn.Module, bias: Bias | DenseBias | None) -> None:
         self.block, self.bias = block, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,15 +6,11 @@
 import torch
 from torch.autograd.forward_ad import unpack_dual
 
-from .backends import flex, fused
-from .backends.fused_qkv import fused_qkv
-from .backends.fused_support import is_chosen
+from .backends.interface import Case, Grid, Inputs, Whole
+from .bias import Bias
 from .custom_op import attend
-from .decode import decode_sequence
-from .offsets import extend_table
+from .dispatch import BACKENDS, preferred, whole
 from .precision import check_alike, without_autocast
-
-BACKENDS = ('auto', 'direct', 'fft', 'linear', 'window', 'step', 'flex', 'fused')
 
 
 def kernel_attention(
@@ -40,7 +36,7 @@ def kernel_attention(
         far: (K,) bias of all offsets outside the table, which may then be any odd-sized window, zero offset central.
         grid_size: (H, W), or None for a sequence.
         causal: Whether tokens see only themselves and earlier ones; sequences only.
-        backend: One of BACKENDS; 'auto' takes the cheapest by `choose_backend`.
+        backend: A name of `dispatch.names()`; 'auto' takes the cheapest by `choose_backend`.
         positive: Whether all features are positive, which is so for every kind but 'trf'.
 
     Returns:
@@ -48,56 +44,70 @@ def kernel_attention(
     """
     _check_tensors(phi_q, phi_k, v)
     _check_no_tangent(phi_q, phi_k, v, bias, far)
-    _check_backend(backend, v, bias, far, causal, positive)
-    height, width = _check_grid(grid_size, v.shape[2], causal)
-    bias, far = _check_bias(phi_q, bias, far, grid_size, height, width)
-    if backend in ('step', 'flex'):
-        table = bias if far is None else extend_table(bias, far, height, width)
-    if backend == 'step':
-        _check_no_grad(phi_q, phi_k, v, table)
-        return decode_sequence(phi_q, phi_k, v, None if table is None else table[:, 0], positive)
+    grid = _check_grid(grid_size, v.shape[2], causal)
+    checked = _check_bias(phi_q, bias, far, grid_size, grid)
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
+    phi_q, phi_k = phi_q.to(dtype), phi_k.to(dtype)
+    case = Case.of(phi_q, v, checked, grid, causal, positive)
+    run = whole(backend, case)
     with without_autocast(v):
-        if dtype == torch.float32 and is_chosen(backend, v, phi_q.shape[-1], bias is not None, causal):
-            return fused.fused(phi_q.to(dtype), phi_k.to(dtype), v, bias, far, height, width, causal, positive)[0]
-        args = phi_q.to(dtype), phi_k.to(dtype), v.to(dtype)
-        if backend == 'flex':
-            return flex.flex_attention(*args, table, (height, width), causal).to(v.dtype)
-        return attend(*args, bias, far, height, width, causal, positive, backend)[0].to(v.dtype)
+        if run is not None:
+            return run.attend(Inputs(phi_q, phi_k, v, checked), case)
+        table, beyond = checked or (None, None)
+        return attend(phi_q, phi_k, v.to(dtype), table, beyond, *grid, causal, positive, backend)[0].to(v.dtype)
+
+
+def packed_backend(backend: str, qkv: torch.Tensor, m: int, has_bias: bool, causal: bool) -> Whole | None:
+    """What takes a packed projection qkv (B, N, 3, K, D) with m normalized positive features, if `backend` does."""
+    case = Case((1, qkv.shape[1]), m, qkv.shape[-1], causal, has_bias, device=qkv.device.type, v_dtype=qkv.dtype)
+    entry = preferred(case) if backend == 'auto' else BACKENDS[backend]
+    if entry is None or not isinstance(entry.run, Whole) or entry.run.attend_packed is None:
+        return None
+    return whole(backend, case)  # raises where it cannot run
 
 
 def packed_attention(
+    run: Whole,
     qkv: torch.Tensor,
     w: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    far: torch.Tensor | None = None,
+    bias: Bias | None = None,
     grid_size: tuple[int, int] | None = None,
     causal: bool = False,
 ) -> torch.Tensor:
-    """`kernel_attention` of normalized positive features straight from a packed projection, by the fused kernels.
+    """`kernel_attention` of normalized positive features straight from a packed projection.
 
     Args:
+        run: What `packed_backend` returned.
         qkv: (B, N, 3, K, D) queries, keys and values in float32, bfloat16 or float16; any strides.
         w: (K, M, D) projections of the features, which get no gradient.
-        bias: As in `kernel_attention`, like `far`, `grid_size` and `causal`.
+        bias: Table and far constant as in `kernel_attention`, like `grid_size` and `causal`.
 
     Returns:
         (B, N, K, D) in qkv's dtype.
     """
     heads = qkv[:, :, 0].transpose(1, 2)  # B, K, N, D
-    _check_no_tangent(qkv, bias, far)
-    height, width = _check_grid(grid_size, qkv.shape[1], causal)
-    bias, far = _check_bias(heads, bias, far, grid_size, height, width)
-    return fused_qkv(qkv, w.detach().float(), bias, far, height, width, causal)[0]
+    table, far = bias or (None, None)
+    _check_no_tangent(qkv, table, far)
+    grid = _check_grid(grid_size, qkv.shape[1], causal)
+    checked = _check_bias(heads, table, far, grid_size, grid)
+    assert run.attend_packed is not None  # `packed_backend`
+    case = Case(grid, w.shape[1], qkv.shape[-1], causal, bias is not None, device=qkv.device.type, v_dtype=qkv.dtype)
+    return run.attend_packed(qkv, w.detach().float(), checked, case)
 
 
-def _check_bias(phi_q, bias, far, grid_size, height, width):
+def _check_bias(
+    phi_q: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    grid_size: tuple[int, int] | None,
+    grid: Grid,
+) -> Bias | None:
     """The bias as (K, 2H-1, 2W-1), or as a window (K, 2R+1, 2S+1) with far (K,), in the sums' dtype; or None."""
     if bias is None:
         if far is not None:
             raise ValueError('far is the bias beyond a table: it needs bias, got bias=None')
-        return None, None
-    heads = phi_q.shape[1]
+        return None
+    heads, (height, width) = phi_q.shape[1], grid
     expected = (heads, 2 * height - 1, 2 * width - 1) if grid_size else (heads, 2 * width - 1)
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     for name, x in (('bias', bias), ('far', far)):
@@ -108,17 +118,19 @@ def _check_bias(phi_q, bias, far, grid_size, height, width):
     if far is None:
         if tuple(bias.shape) != expected:
             where = f'a {height}x{width} grid' if grid_size else f'{width} tokens'
-            raise ValueError(f'bias {tuple(bias.shape)} does not fit {where}: expected {expected}')
-        return bias.to(dtype).reshape(heads, 2 * height - 1, 2 * width - 1), None
+            raise ValueError(
+                f'bias {tuple(bias.shape)} does not fit {where}: expected {expected}, or a window with far'
+            )
+        return Bias(bias.to(dtype).reshape(heads, 2 * height - 1, 2 * width - 1))
     if bias.dim() != len(expected) or bias.shape[0] != heads or any(s % 2 == 0 for s in bias.shape[1:]):
         form = '(heads, 2R+1, 2S+1)' if grid_size else '(heads, 2R+1)'
         raise ValueError(f'bias {tuple(bias.shape)} is no window for {heads} heads: with far it must be {form}')
     if tuple(far.shape) != (heads,):
         raise ValueError(f'far {tuple(far.shape)} must have one value per head: expected ({heads},)')
-    return bias.to(dtype).reshape(heads, -1, bias.shape[-1]), far.to(dtype)
+    return Bias(bias.to(dtype).reshape(heads, -1, bias.shape[-1]), far.to(dtype))
 
 
-def _check_tensors(phi_q, phi_k, v):
+def _check_tensors(phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor) -> None:
     shapes = f'phi_q {tuple(phi_q.shape)}, phi_k {tuple(phi_k.shape)}, v {tuple(v.shape)}'
     if phi_q.dim() != 4 or phi_k.dim() != 4 or v.dim() != 4:
         raise ValueError(f'phi_q, phi_k must be (B, heads, N, M) and v (B, heads, N, D), got {shapes}')
@@ -129,7 +141,7 @@ def _check_tensors(phi_q, phi_k, v):
     check_alike(phi_q, phi_k, v)
 
 
-def _check_grid(grid_size, n, causal):
+def _check_grid(grid_size: tuple[int, int] | None, n: int, causal: bool) -> Grid:
     if grid_size is None:
         return 1, n
     if causal:
@@ -142,33 +154,7 @@ def _check_grid(grid_size, n, causal):
     return height, width
 
 
-def _check_backend(backend, v, bias, far, causal, positive):
-    if backend not in BACKENDS:
-        raise ValueError(f'unknown backend {backend!r}: expected one of {", ".join(BACKENDS)}')
-    serves = {
-        'auto': True,
-        'direct': True,
-        'fft': bias is not None,
-        'linear': bias is None,
-        'window': far is not None,
-        'step': causal,
-        'flex': v.device.type == 'cuda' and positive,
-        'fused': v.dtype != torch.float64,
-    }
-    if not serves[backend]:
-        case = f'{"causal" if causal else "non-causal"}, {"a" if bias is not None else "no"} bias, '
-        case += f'{"a" if far is not None else "no"} far constant, '
-        case += f'{"positive" if positive else "signed"} features on {v.device.type}'
-        able = ', '.join(name for name, can in serves.items() if can)
-        raise ValueError(f'backend {backend!r} cannot serve this case ({case}): expected one of {able}')
-
-
-def _check_no_grad(*tensors):
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise ValueError("backend 'step' decodes without gradients: use torch.no_grad(), or direct, fft or auto")
-
-
-def _check_no_tangent(*tensors):
+def _check_no_tangent(*tensors: torch.Tensor | None) -> None:
     """Forward-mode derivatives of a custom op are zero without a word; say that there are none."""
     if torch.compiler.is_compiling():
         return

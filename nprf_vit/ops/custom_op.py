@@ -3,16 +3,20 @@
 # B batch, K heads, N tokens, M features, D head dim, H×W grid (N = H·W); a sequence is a 1×N grid
 """
 
+from typing import Any
+
 import torch
 
-from .backends import batched, direct, fft, linear, window
-from .dispatch import choose_backend
+from .backends import batched
+from .backends.interface import Case, Grid, Inputs, Product, Sums
+from .bias import Bias
+from .dispatch import BACKENDS, product
 from .nonfinite import without_nonfinite
-from .offsets import extend_table, extend_table_backward, peaked_heads
+from .offsets import peaked_heads
 from .precision import without_autocast
 from .scratch import keep_freed_pages
 
-_ALGORITHMS = {'direct': direct, 'fft': fft, 'linear': linear}
+Tensors = tuple[torch.Tensor | None, ...]
 # Below this a float32 denominator has lost digits to underflow and the product is repeated in float64.
 _SMALL = 1e-30
 
@@ -37,7 +41,7 @@ def attend(
     with without_autocast(v):
         if _is_batched(v, backend):
             return batched.attend(*inputs, (height, width), causal, positive)
-        num, den = _forward(*inputs, (height, width), causal, backend)
+        num, den = _forward(inputs, (height, width), causal, positive, backend)
         den = (den.clamp(min=torch.finfo(den.dtype).tiny) if positive else den).contiguous()
         z = num.div_(den.unsqueeze(-1)).contiguous()
         # one pass over the outputs tells that all inputs were finite and nothing overflowed
@@ -49,7 +53,9 @@ def attend(
         return _rescue(z, den, finite, inputs, options) if positive else (z, den)
 
 
-def _rescue(z, den, finite, inputs, options):
+def _rescue(
+    z: torch.Tensor, den: torch.Tensor, finite: bool, inputs: Tensors, options: tuple[int, int, bool, bool, str]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Repeats rows in float64 that float32 cannot hold, and marks denominators for backward.
 
     Saved denominators are below _SMALL where backward must work in float64, and inf where no key has any weight: then
@@ -70,7 +76,9 @@ def _rescue(z, den, finite, inputs, options):
 
 
 @attend.register_fake
-def _(phi_q, phi_k, v, bias, far, height, width, causal, positive, backend):
+def _(
+    phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(v, memory_format=torch.contiguous_format), v.new_empty(v.shape[:-1])
 
 
@@ -95,17 +103,17 @@ def attend_backward(
     options = height, width, causal, positive, backend
     with without_autocast(v):
         if _is_batched(v, backend):
-            inputs = phi_q, phi_k, v, bias, far, z, den, grad
-            grads = batched.attend_backward(*inputs, (height, width), causal, bias_grad)
+            saved = phi_q, phi_k, v, bias, far, z, den, grad
+            grads = batched.attend_backward(*saved, (height, width), causal, bias_grad)
             return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
         small = den.dtype == torch.float32 and positive and bool((den < _SMALL).any())
         peaked = None if small or den.dtype != torch.float32 else _peaked_heads(bias, far, causal)
         if peaked is not None and not peaked.all():
             return _backward_by_heads((phi_q, phi_k, v, bias, far), grad, options, bias_grad, peaked)
         if small or peaked is not None:
-            inputs = _double(phi_q, phi_k, v, bias, far)
-            z, den = attend(*inputs, *options)
-            grads = attend_backward(*inputs, z, den, grad.double(), *options, bias_grad)
+            wide = _double(phi_q, phi_k, v, bias, far)
+            z, den = attend(*wide, *options)
+            grads = attend_backward(*wide, z, den, grad.double(), *options, bias_grad)
             largest = torch.finfo(torch.float32).max  # a zero key below a steep bias has a gradient beyond float32
             return tuple(x.clamp(-largest, largest).float() for x in grads)
         # z = num/den: the gradient of num is g/den, that of den is -(g·z)/den
@@ -113,21 +121,31 @@ def attend_backward(
         if not z.sum().isfinite():
             phi_q, phi_k, v, z, scaled = _finite_backward(phi_q, phi_k, v, z, grad, scaled, causal)
         grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, D+1
-        grads = _backward(phi_q, phi_k, v, bias, far, (height, width), causal, backend, grad, bias_grad)
+        inputs = phi_q, phi_k, v, bias, far
+        grads = _backward(inputs, (height, width), causal, positive, backend, grad, bias_grad)
     return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
 
 
-def _is_batched(v, backend):
+def _is_batched(v: torch.Tensor, backend: str) -> bool:
     """Off the CPU nothing is read on the host, unless a backend that must look at the bias is asked for by name."""
-    return v.device.type != 'cpu' and backend not in ('fft', 'window')
+    if v.device.type == 'cpu':
+        return False
+    algorithm = BACKENDS[backend].run if backend != 'auto' else None
+    return algorithm is None or (isinstance(algorithm, Product) and algorithm.batched)
 
 
-def _peaked_heads(bias, far, causal):
+def _peaked_heads(bias: torch.Tensor | None, far: torch.Tensor | None, causal: bool) -> torch.Tensor | None:
     """Heads whose float32 gradients would be rounding; on the CPU only, as others may be far slower in float64."""
     return None if bias is None or bias.device.type != 'cpu' else peaked_heads(bias, far, causal)
 
 
-def _backward_by_heads(inputs, grad, options, bias_grad, peaked):
+def _backward_by_heads(
+    inputs: Tensors,
+    grad: torch.Tensor,
+    options: tuple[int, int, bool, bool, str],
+    bias_grad: bool,
+    peaked: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
     """Gradients of peaked heads and of all others apart: float64 is for the former alone, few of a trained table."""
     dims = 1, 1, 1, 0, 0  # of heads, in (B, K, N, ·) and in tables (K, ...)
     parts = []
@@ -141,7 +159,15 @@ def _backward_by_heads(inputs, grad, options, bias_grad, peaked):
     )
 
 
-def _finite_backward(phi_q, phi_k, v, z, grad, scaled, causal):
+def _finite_backward(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    z: torch.Tensor,
+    grad: torch.Tensor,
+    scaled: torch.Tensor,
+    causal: bool,
+) -> tuple[torch.Tensor, ...]:
     """Takes tokens out that are not finite, if nobody asks for their outputs: then other gradients are finite."""
     phi_q = phi_q.masked_fill(~phi_q.isfinite().all(-1, keepdim=True), 0)
     tokens = without_nonfinite(phi_k, v) if causal else None
@@ -151,20 +177,35 @@ def _finite_backward(phi_q, phi_k, v, z, grad, scaled, causal):
 
 
 @attend_backward.register_fake
-def _(phi_q, phi_k, v, bias, far, z, den, grad, height, width, causal, positive, backend, bias_grad):
+def _(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    z: torch.Tensor,
+    den: torch.Tensor,
+    grad: torch.Tensor,
+    height: int,
+    width: int,
+    causal: bool,
+    positive: bool,
+    backend: str,
+    bias_grad: bool,
+) -> tuple[torch.Tensor, ...]:
     return tuple(
         v.new_empty(0) if x is None or not wanted else torch.empty_like(x, memory_format=torch.contiguous_format)
         for x, wanted in ((phi_q, True), (phi_k, True), (v, True), (bias, bias_grad), (far, bias_grad))
     )
 
 
-def _save(ctx, inputs, output):
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     *tensors, ctx.height, ctx.width, ctx.causal, ctx.positive, ctx.backend = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *output)
 
 
-def _differentiate(ctx, grad, _):
+def _differentiate(ctx: Any, grad: torch.Tensor | None, _: Any) -> Tensors:
     if grad is None:
         return (None,) * 10
     options = ctx.height, ctx.width, ctx.causal, ctx.positive, ctx.backend
@@ -176,35 +217,32 @@ def _differentiate(ctx, grad, _):
 attend.register_autograd(_differentiate, setup_context=_save)
 
 
-def _forward(phi_q, phi_k, v, bias, far, grid, causal, backend):
-    backend = _resolve(backend, phi_k, v, bias, far, grid, causal)
-    if backend == 'window':
-        return window.forward(phi_q, phi_k, v, bias, far, grid, causal)
-    table = bias if far is None else extend_table(bias, far, *grid)
-    return _ALGORITHMS[backend].forward(phi_q, phi_k, v, table, grid, causal)
+def _forward(tensors: Tensors, grid: Grid, causal: bool, positive: bool, backend: str) -> Sums:
+    inputs, case = _case(tensors, grid, causal, positive)
+    algorithm, dtype = product(backend, case, inputs)
+    return algorithm.forward(inputs, grid, causal, dtype)
 
 
-def _backward(phi_q, phi_k, v, bias, far, grid, causal, backend, grad, bias_grad):
-    backend = _resolve(backend, phi_k, v, bias, far, grid, causal)
-    if backend == 'window':
-        return window.backward(phi_q, phi_k, v, bias, far, grid, causal, grad, bias_grad)
-    table = bias if far is None else extend_table(bias, far, *grid)
-    *grads, d_bias = _ALGORITHMS[backend].backward(phi_q, phi_k, v, table, grid, causal, grad, bias_grad)
-    d_far = None
-    if far is not None and bias_grad:
-        d_bias, d_far = extend_table_backward(d_bias, bias, *grid)
-    return *grads, d_bias, d_far
+def _backward(
+    tensors: Tensors,
+    grid: Grid,
+    causal: bool,
+    positive: bool,
+    backend: str,
+    grad: torch.Tensor,
+    bias_grad: bool,
+) -> Tensors:
+    inputs, case = _case(tensors, grid, causal, positive)
+    algorithm, dtype = product(backend, case, inputs)
+    *grads, of_bias = algorithm.backward(inputs, grid, causal, dtype, grad, bias_grad)
+    return *grads, *of_bias
 
 
-def _resolve(backend, phi_k, v, bias, far, grid, causal):
-    """The algorithm that runs: the cost model's for 'auto', and `direct` where `window` would drown in rounding."""
-    if backend == 'auto':
-        radius = None if far is None else (bias.shape[1] // 2, bias.shape[2] // 2)
-        backend = choose_backend(grid, phi_k.shape[-1], v.shape[-1], causal, bias is not None, radius)
-    if backend == 'window' and window.working_dtype(bias, far, grid, causal, v.dtype, phi_k) is None:
-        backend = 'direct'
-    return backend
+def _case(tensors: Tensors, grid: Grid, causal: bool, positive: bool) -> tuple[Inputs, Case]:
+    phi_q, phi_k, v, table, far = tensors
+    bias = None if table is None else Bias(table, far)
+    return Inputs(phi_q, phi_k, v, bias), Case.of(phi_q, v, bias, grid, causal, positive)
 
 
-def _double(*tensors):
+def _double(*tensors: torch.Tensor | None) -> Tensors:
     return tuple(None if x is None else x.double() for x in tensors)

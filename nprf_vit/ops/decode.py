@@ -27,7 +27,7 @@ class DecodeState:
         far: torch.Tensor | None = None,
         max_len: int | None = None,
         positive: bool = True,
-    ):
+    ) -> None:
         if bias is not None and (bias.dim() != 2 or bias.shape[1] % 2 == 0):
             raise ValueError(f'bias must be (heads, 2N-1) for decoding, got {tuple(bias.shape)}')
         if far is not None and (bias is None or far.shape != bias.shape[:1]):
@@ -40,11 +40,14 @@ class DecodeState:
         self.past = None if bias is None else bias[:, : bias.shape[1] // 2 + 1].detach()  # K, N: offsets 1-N … 0
         self.far = None if far is None else far.detach()
         self.limit = max_len
-        if bias is not None and far is None:
+        if self.past is not None and far is None:
             self.limit = min(max_len or self.past.shape[1], self.past.shape[1])
         self.length = 0
-        self.positive, self.batch = positive, None
-        self.keys = self.values = self.state = None
+        self.positive = positive
+        self.batch: int | None = None
+        self.keys: torch.Tensor | None = None  # B, K, capacity, M
+        self.values: torch.Tensor | None = None  # B, K, capacity, D+1
+        self.state: torch.Tensor | None = None  # B, K, M, D+1
 
     @torch.no_grad()
     def step(self, phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -64,20 +67,20 @@ class DecodeState:
             den = den.clamp(min=torch.finfo(sums.dtype).tiny)
         return (sums[..., :-1] / den).to(v.dtype)
 
-    def _without_bias(self, phi_q, phi_k, values):
+    def _without_bias(self, phi_q: torch.Tensor, phi_k: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         update = phi_k.unsqueeze(-1) * values.unsqueeze(-2)  # B, K, M, D+1
         self.state = update if self.state is None else self.state.add_(update)
         return (phi_q.unsqueeze(-2) @ self.state).squeeze(-2)  # B, K, D+1
 
-    def _with_bias(self, phi_q, phi_k, values):
-        self._reserve(phi_k, values)
-        self.keys[:, :, self.length], self.values[:, :, self.length] = phi_k, values
+    def _with_bias(self, phi_q: torch.Tensor, phi_k: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        all_keys, all_values = self._reserve(phi_k, values)
+        all_keys[:, :, self.length], all_values[:, :, self.length] = phi_k, values
         t = self.length + 1
         bias = self._recent(t).to(phi_q.dtype)  # K, t
         # a factor per query cancels: the scores of small features then stay above what float32 can hold
         phi_q = phi_q / phi_q.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(phi_q.dtype).tiny)
-        scores = (self.keys[:, :, :t] @ phi_q.unsqueeze(-1)).squeeze(-1)  # B, K, t
-        values = self.values[:, :, :t]
+        scores = (all_keys[:, :, :t] @ phi_q.unsqueeze(-1)).squeeze(-1)  # B, K, t
+        values = all_values[:, :, :t]
         if self.positive and scores.device.type != 'cpu':  # asking whether it is needed would stop the host
             return _sum_values(_log_weights(scores, bias), values)
         sums = _sum_values(scores * (bias - bias.amax(-1, keepdim=True)).exp(), values)
@@ -89,22 +92,27 @@ class DecodeState:
             sums = torch.where(kept.unsqueeze(-1), sums, _sum_values(_log_weights(scores, bias), values))
         return sums
 
-    def _recent(self, t):
+    def _recent(self, t: int) -> torch.Tensor:
+        """The bias (K, t) of the last t offsets up to zero."""
+        assert self.past is not None  # `step`
         known = self.past.shape[1]
         if t <= known:
             return self.past[:, known - t :]
+        assert self.far is not None  # else `limit` has refused t
         return torch.cat([self.far[:, None].expand(-1, t - known), self.past], dim=1)
 
-    def _reserve(self, phi_k, values):
-        if self.keys is not None and self.length < self.keys.shape[2]:
-            return
+    def _reserve(self, phi_k: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory of keys and values with room for one more token."""
+        if self.keys is not None and self.values is not None and self.length < self.keys.shape[2]:
+            return self.keys, self.values
         size = self.limit or max(256, 2 * self.length)
-        old = self.keys, self.values
-        self.keys, self.values = (x.new_zeros(*x.shape[:2], size, x.shape[2]) for x in (phi_k, values))
-        if old[0] is not None:
-            self.keys[:, :, : self.length], self.values[:, :, : self.length] = old
+        keys, all_values = (x.new_zeros(*x.shape[:2], size, x.shape[2]) for x in (phi_k, values))
+        if self.keys is not None:
+            keys[:, :, : self.length], all_values[:, :, : self.length] = self.keys, self.values
+        self.keys, self.values = keys, all_values
+        return keys, all_values
 
-    def _check(self, phi_q, phi_k, v):
+    def _check(self, phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor) -> None:
         if phi_q.dim() != 3 or phi_q.shape != phi_k.shape or v.dim() != 3 or v.shape[:2] != phi_q.shape[:2]:
             raise ValueError(
                 f'step takes one token: phi_q and phi_k (B, heads, M), v (B, heads, D); got {tuple(phi_q.shape)}, '
@@ -121,20 +129,14 @@ class DecodeState:
             raise ValueError(f'this state holds {self.limit} tokens and all of them are taken')
 
 
-def _sum_values(weights, values):
+def _sum_values(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return (weights.unsqueeze(-2) @ values).squeeze(-2)  # B, K, D+1
 
 
-def _log_weights(scores, bias):
+def _log_weights(scores: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """scores·exp(bias) up to a factor per row, by logarithms: any positive score and any bias; zeros stay zero."""
     # from the largest bias that counts: beside that of a zero key, far above, the others would lose their digits
     seen = bias.masked_fill(scores == 0, -torch.inf)  # B, K, t
     seen = seen - seen.amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
     logs = scores.log() + seen
     return (logs - logs.amax(-1, keepdim=True).clamp(min=torch.finfo(logs.dtype).min)).exp()
-
-
-def decode_sequence(phi_q, phi_k, v, bias, positive):
-    """Causal attention over a whole sequence by stepping through it: (B, K, N, ·) as in `kernel_attention`."""
-    state = DecodeState(bias, max_len=v.shape[2], positive=positive)
-    return torch.stack([state.step(phi_q[:, :, t], phi_k[:, :, t], v[:, :, t]) for t in range(v.shape[2])], dim=2)

@@ -1,18 +1,17 @@
-"""Which backend is cheapest: counts of operations, a function of shapes only, the same on every run.
+"""The table of backends, and which one a call gets: by name, or the cheapest by a count of operations.
 
-# K heads, N tokens, M features, D head dim, H×W grid; a sequence is a 1×N grid
+The count is a function of shapes only, the same on every run; nothing is timed.
 """
 
-import math
+import torch
 
-from . import toeplitz
-from .backends import fft, fused_support, window
+from .backends import direct, fft, flex, fused_qkv, linear, step, window
+from .backends.interface import Backend, Case, Inputs, Product, Whole
 
-# Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`, on two CPU cores:
-# 8 to 9.7 for sizes that are powers of two, but for a factor 3 (`python -m benchmarks.attention --constants`), 12 to 13
-# for others and for sequences (`nprf_vit.doctor`, benchmarks.length). The geometric mean of 8.5 and 13, so that either
-# is at most 1.25 times off. Other devices use the same constant until measured there.
-FFT_POINT = 10.5
+_ENTRIES = (direct, fft, linear, window, step, flex, fused_qkv)
+BACKENDS: dict[str, Backend] = {module.BACKEND.name: module.BACKEND for module in _ENTRIES}
+# What runs where a product cannot hold its promise for the values at hand: `direct` holds it for all.
+FALLBACK: Product = direct.PRODUCT
 
 
 def choose_backend(
@@ -26,9 +25,6 @@ def choose_backend(
 ) -> str:
     """The cheapest backend.
 
-    direct: N²(M+D+1) multiply-adds, half of them when causal. fft: M(D+1) channels of a P×Q transform pair, or for
-    causal sequences one such pair of half the length per level plus the dense blocks. window: `window.cost` per token.
-
     Args:
         grid: (H, W), or (1, N) for a sequence.
         m: Features.
@@ -36,44 +32,67 @@ def choose_backend(
         causal: Whether later keys are left out.
         has_bias: Whether there is a bias.
         radius: (R, S) of a bias that is constant beyond it, if it is.
-        device: Device type. On 'cuda' the kernels of `fused` do what `direct`, `window` and, without a bias, `linear`
-            would; n² on tensor cores is ahead of cuFFT on M(D+1) channels far beyond 10⁴ tokens (docs/backends.md).
+        device: Device type.
     """
-    if device == 'cuda' and (has_bias or not causal) and fused_support.why_not_sizes(m, d) is None:
-        return 'fused'
-    if not has_bias:
-        return 'linear'
-    costs = count(grid, m, d, causal, radius)
-    return min(costs, key=costs.get)
+    return choose(Case(grid, m, d, causal, has_bias, radius, device=device)).name
 
 
-def count(
-    grid: tuple[int, int], m: int, d: int, causal: bool = False, radius: tuple[int, int] | None = None
-) -> dict[str, float]:
-    """Cost of each backend that serves a bias, in multiply-adds of `direct`; `window` only if there is a radius."""
-    costs = {'direct': _direct(grid, m, d, causal), 'fft': _fft(grid, m, d, causal)}
-    if radius is not None:
-        radius = tuple(min(r, s - 1) for r, s in zip(radius, grid))
-        costs['window'] = grid[0] * grid[1] * window.cost(radius, m, d)
-    return costs
+def names() -> tuple[str, ...]:
+    """What a `backend` argument may say."""
+    return ('auto', *BACKENDS)
+
+
+def choose(case: Case) -> Backend:
+    """What 'auto' takes: an entry that is preferred whatever the sizes, else the cheapest."""
+    entry = preferred(case)
+    if entry is not None:
+        return entry
+    costs = count(case)
+    return BACKENDS[min(costs, key=costs.__getitem__)]
+
+
+def preferred(case: Case) -> Backend | None:
+    """The entry that 'auto' takes without a look at the sizes, if there is one."""
+    for entry in BACKENDS.values():
+        if isinstance(entry.run, Whole) and entry.run.preferred(case) and entry.why_not(case) is None:
+            return entry
+    return None
+
+
+def count(case: Case) -> dict[str, float]:
+    """Cost of each backend that 'auto' may take, in multiply-adds of `direct`."""
+    costs = {name: entry.cost(case) for name, entry in BACKENDS.items() if entry.why_not(case) is None}
+    return {name: cost for name, cost in costs.items() if cost is not None}
+
+
+def named(backend: str, case: Case) -> Backend | None:
+    """The entry of that name, None for 'auto'; raises for a name that is none, or that does not serve the case."""
+    if backend == 'auto':
+        return None
+    if backend not in BACKENDS:
+        raise ValueError(f'unknown backend {backend!r}: expected one of {", ".join(names())}')
+    reason = BACKENDS[backend].why_not(case)
+    if reason is not None:
+        able = ', '.join(name for name in names() if name == 'auto' or BACKENDS[name].why_not(case) is None)
+        raise ValueError(f'backend {backend!r} cannot serve this case ({case}): {reason}; expected one of {able}')
+    return BACKENDS[backend]
+
+
+def whole(backend: str, case: Case) -> Whole | None:
+    """What runs the call from end to end, or None where it is a product for ops/custom_op.py."""
+    entry = named(backend, case) or preferred(case)
+    return entry.run if entry is not None and isinstance(entry.run, Whole) else None
+
+
+def product(backend: str, case: Case, inputs: Inputs) -> tuple[Product, torch.dtype]:
+    """The algorithm for the sums and its working dtype: the one asked for, or the fallback if its range ends."""
+    algorithm = (named(backend, case) or choose(case)).run
+    assert isinstance(algorithm, Product)  # others were taken by `whole`
+    dtype = algorithm.working_dtype(inputs, case.grid, case.causal)
+    return (algorithm, dtype) if dtype is not None else (FALLBACK, inputs.v.dtype)
 
 
 def fitted_fft_point(grid: tuple[int, int], m: int, d: int, fft_seconds: float, direct_seconds: float) -> float:
-    """The FFT_POINT with which the model has the ratio of fft to direct that was measured."""
-    costs = count(grid, m, d)
-    return FFT_POINT * (fft_seconds / direct_seconds) / (costs['fft'] / costs['direct'])
-
-
-def _direct(grid, m, d, causal):
-    return (grid[0] * grid[1]) ** 2 * (m + d + 1) * (0.5 if causal else 1.0)
-
-
-def _fft(grid, m, d, causal):
-    channels, n = m * (d + 1), grid[0] * grid[1]
-    if causal:
-        levels = max(0, math.ceil(math.log2(max(1, n / fft.CAUSAL_BLOCK))))
-        points = sum(n * math.log2(2 * fft.CAUSAL_BLOCK << i) for i in range(levels))
-        return FFT_POINT * channels * points + n * fft.CAUSAL_BLOCK * (m + d + 1) * 0.5
-    padded = toeplitz.padded_size(*grid)
-    points = padded[0] * padded[1]
-    return FFT_POINT * channels * points * math.log2(max(2, points))
+    """The fft.FFT_POINT with which the model has the ratio of fft to direct that was measured."""
+    costs = count(Case(grid, m, d))
+    return fft.FFT_POINT * (fft_seconds / direct_seconds) / (costs['fft'] / costs['direct'])

@@ -4,13 +4,15 @@
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from .precision import without_autocast
 
-KINDS = ('prf', 'orf', 'sphere', 'trf', 'elu')
 ROLES = ('query', 'key')
 
 # Exponents are floored so that no denominator vanishes: a query has one feature at its maximum and sees the key that
@@ -50,18 +52,27 @@ def draw_projection(
         )
     # float64 first: QR and norms then round to the same float32 whichever LAPACK runs
     w = torch.randn(heads, m, d, generator=generator, dtype=torch.float64, device='cpu')
-    if kind == 'sphere':
-        w = F.normalize(w, dim=-1) * math.sqrt(d)
-    elif kind == 'orf':
-        lengths = w.norm(dim=-1, keepdim=True)  # K, M, 1
-        blocks = []
-        for _ in range(0, m, d):
-            g = torch.randn(heads, d, d, generator=generator, dtype=torch.float64, device='cpu')
-            q, r = torch.linalg.qr(g)
-            # the sign fix makes q uniform over the orthogonal group, and unique
-            blocks.append(q * torch.diagonal(r, dim1=-2, dim2=-1).sign().unsqueeze(-2))
-        w = torch.cat(blocks, dim=-2)[:, :m] * lengths  # K, M, D
-    return w.float()
+    return FEATURE_MAPS[kind].shape_draw(w, generator).float()
+
+
+def _gaussian(w: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return w
+
+
+def _on_sphere(w: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return F.normalize(w, dim=-1) * math.sqrt(w.shape[-1])
+
+
+def _orthogonal(w: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    heads, m, d = w.shape
+    lengths = w.norm(dim=-1, keepdim=True)  # K, M, 1
+    blocks = []
+    for _ in range(0, m, d):
+        g = torch.randn(heads, d, d, generator=generator, dtype=torch.float64, device='cpu')
+        q, r = torch.linalg.qr(g)
+        # the sign fix makes q uniform over the orthogonal group, and unique
+        blocks.append(q * torch.diagonal(r, dim1=-2, dim2=-1).sign().unsqueeze(-2))
+    return torch.cat(blocks, dim=-2)[:, :m] * lengths  # K, M, D
 
 
 def feature_map(
@@ -87,7 +98,7 @@ def feature_map(
     Args:
         x: (..., K, N, D) queries or keys; standard variants scale them by D^-¼ before.
         w: (K, M, D) projections; unused by 'elu'.
-        kind: One of KINDS.
+        kind: A name of FEATURE_MAPS.
         role: 'query' or 'key'.
         causal: Whether the attention that follows is causal; only changes keys.
         normalize: Whether to L2-normalize x first. The same as passing F.normalize(x, dim=-1, eps=1e-6), up to the
@@ -104,26 +115,42 @@ def feature_map(
         raise ValueError(f'x must be floating point, got {x.dtype}')
     with without_autocast(x):
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        if kind == 'elu':
+        if not FEATURE_MAPS[kind].projects:
             x = F.normalize(x, dim=-1, eps=SHORTEST) if normalize else x
-            # F.elu(x) + 1 would round e^x to 1e-7, and a clamp would have no gradient at zero
-            return torch.where(x > 0, x + 1, x.masked_fill(x > 0, 0).exp())
-        _check_shapes(x, w)
-        w = w.to(x.dtype)
+            return FEATURE_MAPS[kind].apply(Projected(x), role, causal, normalize)
+        w = _check_shapes(x, w).to(x.dtype)
         projected = x @ w.transpose(-1, -2)  # ..., K, N, M
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # ..., K, N, 1
         if normalize:
             projected = projected.mul_(1 / norm.clamp(min=SHORTEST))
             # not norm times its inverse: a norm that overflows leaves a vector that no projection sees, not a NaN
             norm = (norm / SHORTEST).clamp(max=1)
-        half_square = norm.square() * 0.5
-        if kind == 'trf':
-            return _trigonometric(projected, half_square, role, causal, normalize)
-        return _positive(projected, half_square, w, role, causal, normalize)
+        return FEATURE_MAPS[kind].apply(Projected(projected, norm.square() * 0.5, w), role, causal, normalize)
 
 
-def _positive(projected, half_square, w, role, causal, normalize):
-    """exp(projected - ‖x‖²/2)/√M up to the factor; `projected` is overwritten, fresh memory costs as much as exp."""
+class Projected(NamedTuple):
+    """What a feature map starts from; maps without projections get x itself as `values`, and no more."""
+
+    values: torch.Tensor  # ..., K, N, M: w·x, of normalized x if asked for; may be overwritten
+    half_square: torch.Tensor | None = None  # ..., K, N, 1: ‖x‖²/2
+    w: torch.Tensor | None = None  # K, M, D
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """One kind of features; docs/extending.md shows how to add one."""
+
+    apply: Callable[[Projected, str, bool, bool], torch.Tensor]  # of role, causal and normalize: ..., K, N, features
+    positive: bool = True  # whether no feature is ever negative
+    projects: bool = True  # whether it has random projections
+    exponential: bool = False  # whether it is exp(w·x - ‖x‖²/2), which the fused kernels compute
+    shape_draw: Callable[[torch.Tensor, torch.Generator], torch.Tensor] = _gaussian  # of w ~ N(0, I) (K, M, D)
+
+
+def _positive(x: Projected, role: str, causal: bool, normalize: bool) -> torch.Tensor:
+    """exp(w·x - ‖x‖²/2)/√M up to the factor; the projections are overwritten, fresh memory costs as much as exp."""
+    projected, half_square, w = x
+    assert w is not None and half_square is not None
     scale = 0.5 * math.log(w.shape[-2])  # the 1/√M of φ, inside exp
     if normalize:  # nothing to stabilise: |w·x| ≤ ‖w‖, 19 or so for a head dim of 256
         exponent = projected.sub_(scale if role == 'query' else half_square + scale)
@@ -140,7 +167,9 @@ def _positive(projected, half_square, w, role, causal, normalize):
     return exponent.sub_(top + scale).clamp(min=_FLOOR[w.dtype]).exp_()
 
 
-def _trigonometric(projected, half_square, role, causal, normalize):
+def _trigonometric(x: Projected, role: str, causal: bool, normalize: bool) -> torch.Tensor:
+    projected, half_square, _ = x
+    assert half_square is not None
     waves = torch.cat([projected.sin(), projected.cos()], dim=-1) / math.sqrt(projected.shape[-1])  # ..., K, N, 2M
     if role == 'query':
         return waves
@@ -151,12 +180,26 @@ def _trigonometric(projected, half_square, role, causal, normalize):
     return waves * (half_square - half_square.detach().amax(-2, keepdim=True)).exp()
 
 
-def _check_kind(kind):
-    if kind not in KINDS:
-        raise ValueError(f'unknown feature kind {kind!r}: expected one of {", ".join(KINDS)}')
+def _elu(x: Projected, role: str, causal: bool, normalize: bool) -> torch.Tensor:
+    # F.elu(x) + 1 would round e^x to 1e-7, and a clamp would have no gradient at zero
+    return torch.where(x.values > 0, x.values + 1, x.values.masked_fill(x.values > 0, 0).exp())
 
 
-def _check_shapes(x, w):
+FEATURE_MAPS: dict[str, FeatureMap] = {
+    'prf': FeatureMap(_positive, exponential=True),
+    'orf': FeatureMap(_positive, exponential=True, shape_draw=_orthogonal),
+    'sphere': FeatureMap(_positive, exponential=True, shape_draw=_on_sphere),
+    'trf': FeatureMap(_trigonometric, positive=False),
+    'elu': FeatureMap(_elu, projects=False),
+}
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in FEATURE_MAPS:
+        raise ValueError(f'unknown feature kind {kind!r}: expected one of {", ".join(FEATURE_MAPS)}')
+
+
+def _check_shapes(x: torch.Tensor, w: torch.Tensor | None) -> torch.Tensor:
     if w is not None and w.device != x.device:
         raise ValueError(f'w is on {w.device}, x on {x.device}: expected one device')
     if w is None or w.dim() != 3 or x.dim() < 3 or x.shape[-3] != w.shape[0] or x.shape[-1] != w.shape[2]:
@@ -164,3 +207,4 @@ def _check_shapes(x, w):
         raise ValueError(
             f'projections w {got} do not fit x {tuple(x.shape)}: expected x (..., heads, N, D) and w (heads, M, D)'
         )
+    return w

@@ -3,13 +3,28 @@
 # B batch, K heads, N tokens, M features, D head dim
 """
 
+from typing import Any
+
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from .backends import fused_qkv  # noqa: F401  the ops must exist before their formulas
+from . import custom_op  # noqa: F401  the ops must exist before their formulas, the fused ones too
+
+Shape = tuple[int, ...]
 
 
-def attend_flops(phi_q, phi_k, v, bias, far, height, width, causal, *args, **kwargs) -> int:
+def attend_flops(
+    phi_q: Shape,
+    phi_k: Shape,
+    v: Shape,
+    bias: Shape | None,
+    far: Shape | None,
+    height: int,
+    width: int,
+    causal: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> int:
     """Forward: N²(M+D+1) multiply-adds per head, half of them if causal, or 2NM(D+1) without a bias.
 
     A count of the attention, not of the algorithm: `fft` and `window` do less or more. Arguments are shapes.
@@ -18,31 +33,45 @@ def attend_flops(phi_q, phi_k, v, bias, far, height, width, causal, *args, **kwa
     return 2 * batch * heads * _forward(n, m, v[-1], bias is not None, causal)
 
 
-def attend_backward_flops(phi_q, phi_k, v, bias, far, *args, **kwargs) -> int:
+def attend_backward_flops(
+    phi_q: Shape, phi_k: Shape, v: Shape, bias: Shape | None, far: Shape | None, *args: Any, **kwargs: Any
+) -> int:
     """Backward: N²(3M+2D+1), half if causal, scores computed again; 5NM(D+1) without a bias."""
     batch, heads, n, m = phi_q
     causal = next(x for x in args if isinstance(x, bool))
     return 2 * batch * heads * _backward(n, m, v[-1], bias is not None, causal)
 
 
-def fused_qkv_flops(qkv, w, bias, far, height, width, causal, *args, **kwargs) -> int:
+def fused_qkv_flops(
+    qkv: Shape,
+    w: Shape,
+    bias: Shape | None,
+    far: Shape | None,
+    height: int,
+    width: int,
+    causal: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> int:
     """Forward from a packed projection: also w·x of queries and keys, 2NMD per head."""
     batch, n, _, heads, d = qkv
     return 2 * batch * heads * (_forward(n, w[1], d, bias is not None, causal) + 2 * n * w[1] * d)
 
 
-def fused_qkv_backward_flops(qkv, w, bias, far, *args, **kwargs) -> int:
+def fused_qkv_backward_flops(
+    qkv: Shape, w: Shape, bias: Shape | None, far: Shape | None, *args: Any, **kwargs: Any
+) -> int:
     """Backward likewise: eᵀw of queries and keys, 2NMD per head."""
     batch, n, _, heads, d = qkv
     causal = next(x for x in args if isinstance(x, bool))
     return 2 * batch * heads * (_backward(n, w[1], d, bias is not None, causal) + 2 * n * w[1] * d)
 
 
-def _forward(n, m, d, has_bias, causal):
+def _forward(n: int, m: int, d: int, has_bias: bool, causal: bool) -> int:
     return n * n * (m + d + 1) // (2 if causal else 1) if has_bias else 2 * n * m * (d + 1)
 
 
-def _backward(n, m, d, has_bias, causal):
+def _backward(n: int, m: int, d: int, has_bias: bool, causal: bool) -> int:
     return n * n * (3 * m + 2 * d + 1) // (2 if causal else 1) if has_bias else 5 * n * m * (d + 1)
 
 

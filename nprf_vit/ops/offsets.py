@@ -118,5 +118,5 @@ def peaked_heads(
     return peaked if peaked.any() else None
 
 
-def _margins(window, height, width):
+def _margins(window: torch.Tensor, height: int, width: int) -> tuple[int, int]:
     return height - 1 - window.shape[1] // 2, width - 1 - window.shape[2] // 2

@@ -5,12 +5,12 @@ import contextlib
 import torch
 
 
-def without_autocast(x: torch.Tensor):
+def without_autocast(x: torch.Tensor) -> contextlib.AbstractContextManager:
     """A context in which autocast casts nothing on x's device; meta tensors have no autocast to switch off."""
     return contextlib.nullcontext() if x.device.type == 'meta' else torch.autocast(x.device.type, enabled=False)
 
 
-def check_alike(phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor):
+def check_alike(phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor) -> None:
     """One device and one floating dtype; only v may be narrower, as autocast leaves it beside float32 features."""
     if not phi_q.device == phi_k.device == v.device:
         raise ValueError(f'expected one device, got phi_q {phi_q.device}, phi_k {phi_k.device}, v {v.device}')

@@ -1,6 +1,7 @@
 """Working memory that is allocated once per call of an op and viewed in one shape after another."""
 
 import functools
+from collections.abc import Hashable, Sequence
 
 import torch
 
@@ -18,10 +19,11 @@ def keep_freed_pages() -> None:
 class Scratch:
     """Memory allocated once and viewed in each tile's shape: fresh pages cost as much as the arithmetic."""
 
-    def __init__(self):
-        self.memory, self.shapes = {}, {}
+    def __init__(self) -> None:
+        self.memory: dict[Hashable, torch.Tensor] = {}
+        self.shapes: dict[Hashable, Sequence[int]] = {}
 
-    def buffer(self, key, shape, like, zero=False):
+    def buffer(self, key: Hashable, shape: Sequence[int], like: torch.Tensor, zero: bool = False) -> torch.Tensor:
         """Memory in the given shape; with `zero`, zeros but for what was written into it in the same shape."""
         size = torch.Size(shape).numel()
         if key not in self.memory or self.memory[key].numel() < size:

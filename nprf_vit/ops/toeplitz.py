@@ -88,7 +88,7 @@ def toeplitz_matmul(table: torch.Tensor, x: torch.Tensor, grid_size: tuple[int, 
         return y.flatten(-2).transpose(-1, -2).to(x.dtype)
 
 
-def _check(table, x, grid_size):
+def _check(table: torch.Tensor, x: torch.Tensor, grid_size: tuple[int, int] | None) -> tuple[int, int, int]:
     if x.dim() != 4:
         raise ValueError(f'x must be (B, heads, N, C), got {tuple(x.shape)}')
     heads, n, channels = x.shape[1:]

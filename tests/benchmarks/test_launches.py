@@ -8,6 +8,8 @@ import torch
 from benchmarks import launches
 from benchmarks.launches import LIMITS, SIZES, audit, count
 from nprf_vit.ops.backends import batched, direct
+from nprf_vit.ops.backends.interface import Inputs
+from nprf_vit.ops.bias import Bias
 
 pytest.importorskip('triton')
 
@@ -37,8 +39,8 @@ def test_a_host_read_is_noticed():
     """`direct` as the CPU runs it looks at the bias."""
     with launches.FakeTensorMode():
         phi, v = torch.empty(1, 2, 16, 8, device='cuda'), torch.empty(1, 2, 16, 4, device='cuda')
-        bias = torch.empty(2, 7, 7, device='cuda')
-        assert count(lambda: direct.forward(phi, phi, v, bias, (4, 4), False))[1] == 1
+        inputs = Inputs(phi, phi, v, Bias(torch.empty(2, 7, 7, device='cuda')))
+        assert count(lambda: direct.forward(inputs, (4, 4), False, torch.float32))[1] == 1
 
 
 def test_what_is_counted():

@@ -6,6 +6,8 @@ import torch
 from nprf_vit.layers import KernelAttention, RelPosBias
 from nprf_vit.ops import reference
 from nprf_vit.ops.attention import packed_attention
+from nprf_vit.ops.bias import Bias
+from nprf_vit.ops.dispatch import BACKENDS
 from nprf_vit.ops.features import draw_projection
 
 
@@ -27,7 +29,8 @@ def test_equals_the_oracle(case):
     options = {'grid_size': None if case == 'causal' else (3, 4), 'causal': case == 'causal'}
     leaves = [None if x is None else x.clone().requires_grad_() for x in (qkv, bias, far)]
     exact = [None if x is None else x.double().requires_grad_() for x in (qkv, bias, far)]
-    z = packed_attention(leaves[0], w, leaves[1], leaves[2], **options)
+    given = None if bias is None else Bias(*leaves[1:])
+    z = packed_attention(BACKENDS['fused'].run, leaves[0], w, given, **options)
     expected = oracle(exact[0], w.double(), exact[1], exact[2], **options)
     assert (z.double() - expected).norm() <= 1e-6 * expected.norm()
     given = [x for x in leaves if x is not None]

@@ -88,7 +88,7 @@ def test_causal_never_looks_ahead(kernel):
 def test_decoding_token_by_token():
     layer = KernelAttention(16, 2, feature_dim=8, rel_pos_size=(7,), causal=True).double()
     x = torch.randn(2, 7, 16, dtype=torch.float64)
-    state = DecodeState(layer.rel_pos_bias(), max_len=7)
+    state = DecodeState(layer.rel_pos_bias().table, max_len=7)
     outs = []
     with torch.no_grad():
         for t in range(7):
@@ -128,7 +128,7 @@ def test_a_shared_bias_is_handed_in():
 def test_another_grid_resizes_the_own_table():
     layer = KernelAttention(16, 2, rel_pos_size=(3, 3)).double()
     x = torch.randn(1, 5, 2, 16, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), oracle(layer, x, layer.rel_pos_bias((5, 2))))
+    torch.testing.assert_close(layer(x), oracle(layer, x, layer.rel_pos_bias((5, 2)).table))
 
 
 def test_projection_depends_on_seed_and_depth_only():

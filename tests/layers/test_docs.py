@@ -29,4 +29,4 @@ def test_example(index):
         assert windows.shape == (10, 16, 16)
     else:
         assert names['x'].shape == (2, 14, 14, 96) and names['x'].isfinite().all()
-        assert names['bias'].shape == (3, 27, 27)
+        assert names['bias'].table.shape == (3, 27, 27)

@@ -6,6 +6,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from nprf_vit.ops import reference
 from nprf_vit.ops.backends import batched, batched_tiles, direct
+from nprf_vit.ops.backends.interface import Inputs
+from nprf_vit.ops.bias import Bias
 
 from .compare import make_case
 
@@ -132,4 +134,4 @@ def test_nothing_is_read_on_the_host(causal, monkeypatch):
             z, den = batched.attend(*inputs, (1, 20), causal, True)
             batched.attend_backward(*inputs, z, den, v, (1, 20), causal, True)
         with pytest.raises(DataDependentOutputException):  # what the CPU's path does
-            direct.forward(phi_q, phi_k, v, bias, (1, 20), causal)
+            direct.forward(Inputs(phi_q, phi_k, v, Bias(bias)), (1, 20), causal, torch.float32)

@@ -14,6 +14,8 @@ from nprf_vit.layers import attention as layer_module
 from nprf_vit.ops import choose_backend, kernel_attention
 from nprf_vit.ops.backends import fused, fused_check, fused_plain, fused_support
 from nprf_vit.ops.backends.fused_qkv import fused_qkv
+from nprf_vit.ops.backends.interface import Case
+from nprf_vit.ops.dispatch import BACKENDS, choose
 from nprf_vit.ops.features import draw_projection, feature_map
 
 triton = pytest.importorskip('triton')
@@ -42,10 +44,11 @@ def test_cuda_takes_the_kernels(backend):
         bias = torch.empty(3, 9, 13, device='cuda')
         z = kernel_attention(phi, phi, v, bias, grid_size=(5, 7), backend=backend)
         assert z.shape == v.shape and z.dtype == v.dtype and z.device == v.device
-        assert fused_support.is_chosen('auto', v, 8, True, False)
-        assert not fused_support.is_chosen('auto', v, 8, False, True)  # causal without a bias: linear
-        assert not fused_support.is_chosen('auto', v.double(), 8, True, False)
-        assert not fused_support.is_chosen('auto', torch.empty(1, 1, 4, 160, device='cuda'), 8, True, False)
+    case = Case((5, 7), 8, 16, device='cuda', v_dtype=torch.bfloat16)
+    assert choose(case).name == 'fused'
+    assert choose(case._replace(causal=True, has_bias=False)).name == 'linear'
+    assert choose(case._replace(v_dtype=torch.float64, feature_dtype=torch.float64)).name == 'direct'
+    assert choose(case._replace(d=160)).name == 'direct'
 
 
 def test_the_cost_model_by_device():
@@ -93,7 +96,7 @@ def test_a_model_on_fake_cuda_reads_nothing_on_the_host(extend, pixels, monkeypa
 
 
 def test_the_layer_differentiates_through_the_packed_op(monkeypatch):
-    monkeypatch.setattr(layer_module, 'is_chosen', lambda *args: True)
+    monkeypatch.setattr(layer_module, 'packed_backend', lambda *args: BACKENDS['fused'].run)
     with torch.device('meta'):
         layer, table = KernelAttention(32, 2, feature_dim=8), RelPosBias((3, 4), 2)
         x = torch.empty(2, 3, 4, 32, requires_grad=True)

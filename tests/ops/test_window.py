@@ -7,6 +7,8 @@ import torch
 
 from nprf_vit.ops import choose_backend, kernel_attention
 from nprf_vit.ops.backends import window
+from nprf_vit.ops.backends.interface import Inputs
+from nprf_vit.ops.bias import Bias
 
 from .compare import Case, assert_output, check, make_case
 
@@ -118,7 +120,8 @@ def test_rounding_stays_below_the_assumed_constant():
     tokens = torch.arange(0, n, 97)
     v = torch.zeros(1, 2, n, len(tokens))
     v[:, :, tokens, torch.arange(len(tokens))] = 1
-    num, den = window.forward(case.phi_q, case.phi_k, v, case.bias, case.far, case.grid_size, False)
+    inputs = Inputs(case.phi_q, case.phi_k, v, Bias(case.bias, case.far))
+    num, den = window.forward(inputs, case.grid_size, False, torch.float32)
     z = (num / den.unsqueeze(-1)).double()
     a = case.weights()[..., tokens]
     units = ((z - a).abs() / a).max() / 2**-24 / torch.exp(case.far.max() - case.bias.min())
@@ -154,7 +157,9 @@ def test_windows_that_do_not_fit_say_what_would():
     arguments = case.arguments()
     with pytest.raises(ValueError, match=r'\(2, 4, 5\).*\(heads, 2R\+1, 2S\+1\)'):
         kernel_attention(**arguments | {'bias': case.bias[:, 1:]}, backend='window')
-    with pytest.raises(ValueError, match=r"'window'.*no far constant.*direct, fft"):
+    with pytest.raises(ValueError, match=r'\(2, 5, 5\).*expected \(2, 17, 17\), or a window with far'):
         kernel_attention(**arguments | {'far': None}, backend='window')
+    with pytest.raises(ValueError, match=r"'window'.*no far constant.*direct, fft"):
+        kernel_attention(**arguments | {'far': None, 'bias': torch.zeros(2, 17, 17).double()}, backend='window')
     with pytest.raises(ValueError, match=r'far \(1,\).*expected \(2,\)'):
         kernel_attention(**arguments | {'far': case.far[:1]}, backend='window')

@@ -29,7 +29,7 @@ def attend(phi_q, phi_k, v, bias, far, grid, causal, positive):
     """z (B, K, N, D) and den (B, K, N), as `attend`'s; den is inf where no key has any weight."""
     plan = None if far is None else batched_tiles.plan(bias, grid, causal)
     if bias is None:
-        num, den = linear.forward(phi_q, phi_k, v, None, grid, causal)
+        num, den = linear.split(linear.product(phi_q, phi_k, linear.with_ones(v), causal))
     elif plan is not None:
         num, den = linear.split(batched_window.product(phi_q, phi_k, v, bias, far, plan, SCRATCH))
     else:
@@ -47,7 +47,8 @@ def attend_backward(phi_q, phi_k, v, bias, far, z, den, grad, grid, causal, bias
     scaled = grad / den.unsqueeze(-1)
     grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, E
     if bias is None:
-        return *linear.backward(phi_q, phi_k, v, None, grid, causal, grad, False), None
+        *grads, d_v = linear.product_backward(phi_q, phi_k, linear.with_ones(v), grad, causal)
+        return *grads, d_v[..., :-1], None, None
     plan = None if far is None else batched_tiles.plan(bias, grid, causal)
     if plan is not None:
         return batched_window.product_backward(phi_q, phi_k, v, bias, far, plan, SCRATCH, grad, bias_grad)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from nprf_vit.ops.offsets import offsets_shape, sum_offsets, toeplitz_view
-from nprf_vit.ops.scratch import Scratch
-
+from ..bias import Bias, whole_table, whole_table_backward
+from ..offsets import offsets_shape, sum_offsets, toeplitz_view
+from ..scratch import Scratch
 from . import linear
+from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums, own_dtype, serves_all
 
 # Beyond e^20 between the extremes of c, rows that see only small offsets get their own maximum (an exp per tile).
 WIDE = 20.0
@@ -28,13 +29,12 @@ _LARGEST = {torch.float32: 1e30, torch.float64: 1e290}
 _QUERIES, _KEYS, _TILE, _FEW = 256, 1024, 1 << 20, 4
 
 
-def forward(phi_q, phi_k, v, bias, grid, causal):
+def forward(inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype) -> Sums:
     """Numerators Σ_j s_ij v_j (B, K, N, D) and denominators Σ_j s_ij (B, K, N), s_ij = c_{j-i} φq_i·φk_j.
 
-    Both come up to one positive factor per row. The bias is (K, 2H-1, 2W-1) or None, the grid (H, W).
+    Both come up to one positive factor per row.
     """
-    bias = _no_bias(phi_q, grid) if bias is None else bias
-    phi_q, phi_k, v, bias, grid, swapped = _tall(phi_q, phi_k, v, bias, grid)
+    phi_q, phi_k, v, bias, grid, swapped = _tall(*inputs[:3], _table(inputs, grid), grid)
     weights = _Weights.build(bias, grid, causal, phi_k)
     num, den = torch.empty_like(v), v.new_empty(*v.shape[:3], 1)
     scratch = Scratch()
@@ -55,22 +55,36 @@ def forward(phi_q, phi_k, v, bias, grid, causal):
             for total, part in zip(rows, (torch.bmm(scores, values), scores.sum(-1, keepdim=True))):
                 part = part.flip(1) if flip else part
                 total.add_(part) if t.k.start else total.copy_(part)
-    return _untall(num, grid, swapped), _untall(den, grid, swapped).squeeze(-1)
+    return Sums(_untall(num, grid, swapped), _untall(den, grid, swapped).squeeze(-1))
 
 
-def backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad):
-    """Gradients of phi_q, phi_k, v and bias (or None), given those of numerators and denominators, (B, K, N, D+1).
+def backward(
+    inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype, grad: torch.Tensor, bias_grad: bool
+) -> Gradients:
+    """Gradients, given those of numerators and denominators, (B, K, N, D+1); scores are recomputed tile by tile."""
+    table = _table(inputs, grid)
+    d_q, d_k, d_v, d_table = _backward(*inputs[:3], table, grid, causal, grad, bias_grad)
+    return Gradients(d_q, d_k, d_v, whole_table_backward(d_table, inputs.bias or Bias(table), grid))
 
-    The scores are recomputed tile by tile.
-    """
-    bias = _no_bias(phi_q, grid) if bias is None else bias
+
+def _backward(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    grid: Grid,
+    causal: bool,
+    grad: torch.Tensor,
+    bias_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Gradients of phi_q, phi_k, v and the table (K, 2H-1, 2W-1), the last None if not asked for."""
     if v.dtype == torch.float32 and is_wide(_visible(bias, grid, causal)) and not phi_k.ne(0).any(-1).all():
         # zero keys may lie above their row's maximum: what they would count for is beyond float32, not its gradient
-        args = [x.double() for x in (phi_q, phi_k, v, bias)]
-        grads = backward(*args, grid, causal, grad.double(), bias_grad)
-        largest = torch.finfo(torch.float32).max
-        return tuple(None if x is None else x.clamp(-largest, largest).float() for x in grads)
-    grad, v_ones, *_ = _tall(grad, linear.with_ones(v), None, None, grid)
+        wide = phi_q.double(), phi_k.double(), v.double(), bias.double()
+        *grads, d_bias = _backward(*wide, grid, causal, grad.double(), bias_grad)
+        d_q, d_k, d_v = (_narrow(x) for x in grads)
+        return d_q, d_k, d_v, None if d_bias is None else _narrow(d_bias)
+    grad, v_ones = (_tall_tokens(x, grid) for x in (grad, linear.with_ones(v)))
     phi_q, phi_k, v, bias, grid, swapped = _tall(phi_q, phi_k, v, bias, grid)
     g_num = grad[..., :-1].contiguous()
     weights = _Weights.build(bias, grid, causal, phi_k)
@@ -79,7 +93,7 @@ def backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad):
     scratch = Scratch()
     for t in _tiles(phi_q.shape, v.dtype, grid, causal, _TILE):
         shared, flip = weights.tile(t, share=phi_q.shape[0] > 1)
-        d_c = []
+        d_c: list[torch.Tensor] = []
         for b in t.batches:
             c = weights.of_items(t, b) if shared is None else shared
             queries, keys = _rows(phi_q, b, t.heads, t.q, flip), _rows(phi_k, b, t.heads, t.k)
@@ -99,9 +113,9 @@ def backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad):
             part = torch.bmm(d_scores, keys)  # G, q, M
             _rows(d_q, b, t.heads, t.q).add_(part.flip(1) if flip else part)
             _rows(d_k, b, t.heads, t.k).baddbmm_(d_scores.transpose(1, 2), queries)
-        if bias_grad:
+        if d_bias is not None:
             d_bias[t.heads, t.top : t.top + t.q_rows + t.k_rows - 1] += _sum_diagonals(d_c[0], t, flip, scratch)
-    if swapped and bias_grad:
+    if swapped and d_bias is not None:
         d_bias = d_bias.transpose(1, 2)
     return _untall(d_q, grid, swapped), _untall(d_k, grid, swapped), _untall(d_v, grid, swapped), d_bias
 
@@ -116,23 +130,23 @@ class _Tile:
     batches: tuple[slice, ...]
 
     @property
-    def q_len(self):
+    def q_len(self) -> int:
         return self.q.stop - self.q.start
 
     @property
-    def k_len(self):
+    def k_len(self) -> int:
         return self.k.stop - self.k.start
 
     @property
-    def q_rows(self):
+    def q_rows(self) -> int:
         return self.q_len // self.width
 
     @property
-    def k_rows(self):
+    def k_rows(self) -> int:
         return self.k_len // self.width
 
 
-def _tiles(shape, dtype, grid, causal, budget) -> Iterator[_Tile]:
+def _tiles(shape: tuple[int, ...], dtype: torch.dtype, grid: Grid, causal: bool, budget: int) -> Iterator[_Tile]:
     batch, heads, n, _ = shape
     height, width = grid
     budget = budget * 4 // dtype.itemsize
@@ -174,7 +188,7 @@ class _Weights:
     item_max: torch.Tensor | None = None  # B, K, N: row maxima over keys that are not zero, where some are
 
     @staticmethod
-    def build(bias, grid, causal, phi_k):
+    def build(bias: torch.Tensor, grid: Grid, causal: bool, phi_k: torch.Tensor) -> '_Weights':
         height, width = grid
         if causal:  # offsets δ > 0 are key after query
             bias = bias.clone()
@@ -192,7 +206,7 @@ class _Weights:
             weights.item_max = weights.largest_seen(seen, causal)
         return weights
 
-    def tile(self, t: _Tile, share: bool):
+    def tile(self, t: _Tile, share: bool) -> tuple[torch.Tensor | None, bool]:
         """Weights (kc, q, k) or (kc, qr, W, kr, W) of a tile, and whether its queries run backwards.
 
         When several batch items share a tile it is copied, and its queries put in order on the way. None in place of
@@ -209,20 +223,21 @@ class _Weights:
             return view, True
         return self.in_order(view, t), False
 
-    def of_items(self, t: _Tile, b: slice):
+    def of_items(self, t: _Tile, b: slice) -> torch.Tensor:
         """Weights (G, q, k) of a tile for the batch items b, each by its own row maxima."""
+        assert self.item_max is not None  # `tile` says so
         x = self.in_order(self.view(t), t) - self.item_max[b, t.heads, t.q, None]  # bc, kc, q, k
         # A zero key may lie above the maximum. It counts in its own gradient alone, which must stay finite.
         return x.clamp_(max=_HIGHEST[x.dtype]).exp_().flatten(0, 1)
 
-    def view(self, t: _Tile):
+    def view(self, t: _Tile) -> torch.Tensor:
         return toeplitz_view(self.table[t.heads], (t.q_rows, t.width), (t.k_rows, t.width), t.top)
 
-    def in_order(self, view, t: _Tile):
+    def in_order(self, view: torch.Tensor, t: _Tile) -> torch.Tensor:
         order = torch.arange(t.q_len - 1, -1, -1, device=view.device)
         return view.reshape(view.shape[0], t.q_len, t.k_len).index_select(1, order)
 
-    def largest_seen(self, seen, causal):
+    def largest_seen(self, seen: torch.Tensor, causal: bool) -> torch.Tensor:
         """Row maxima of the bias over keys that are not zero, (B, K, N). One more pass over all pairs."""
         largest = self.table.new_full(seen.shape, torch.finfo(self.table.dtype).min)
         for t in _tiles((*seen.shape, 1), self.table.dtype, self.grid, causal, _TILE):
@@ -234,7 +249,7 @@ class _Weights:
         return largest
 
 
-def _visible(bias, grid, causal):
+def _visible(bias: torch.Tensor, grid: Grid, causal: bool) -> torch.Tensor:
     """The offsets (K, ·, ·) that any row can see; a causal sequence may lie along either axis."""
     return bias.flatten(1)[:, : max(grid), None] if causal else bias
 
@@ -245,11 +260,19 @@ def is_wide(bias: torch.Tensor) -> bool:
     return not (spread <= WIDE).all()  # NaN, from a head of -inf alone, is wide as well
 
 
-def _no_bias(phi_q, grid):
-    return phi_q.new_zeros(phi_q.shape[1], 2 * grid[0] - 1, 2 * grid[1] - 1)
+def _narrow(x: torch.Tensor) -> torch.Tensor:
+    largest = torch.finfo(torch.float32).max
+    return x.clamp(-largest, largest).float()
 
 
-def _add_batches(total, x, t):
+def _table(inputs: Inputs, grid: Grid) -> torch.Tensor:
+    """The bias of every offset, (K, 2H-1, 2W-1), zeros where there is none."""
+    if inputs.bias is not None:
+        return whole_table(inputs.bias, grid)
+    return inputs.phi_q.new_zeros(inputs.phi_q.shape[1], 2 * grid[0] - 1, 2 * grid[1] - 1)
+
+
+def _add_batches(total: list[torch.Tensor], x: torch.Tensor, t: _Tile) -> None:
     """Adds x (G, q, k) over batch items to total[0] (kc, q, k), an empty list at first; x's memory may be reused."""
     x = x.view(-1, t.heads.stop - t.heads.start, *x.shape[1:])  # bc, kc, q, k
     x = x[0] if x.shape[0] == 1 else x.sum(0)
@@ -259,41 +282,56 @@ def _add_batches(total, x, t):
         total.append(x if len(t.batches) == 1 else x.clone())
 
 
-def _weigh(scores, c):
+def _weigh(scores: torch.Tensor, c: torch.Tensor) -> None:
     if c.dim() == 5:
         scores.view(c.shape).mul_(c)
     else:
         scores.view(-1, *c.shape).mul_(c)
 
 
-def _sum_diagonals(d_c, t, flip, scratch):
+def _sum_diagonals(d_c: torch.Tensor, t: _Tile, flip: bool, scratch: Scratch) -> torch.Tensor:
     """Sums (kc, q, k) over equal offsets to (kc, qr+kr-1, 2W-1)."""
     d_c = d_c.view(-1, t.q_rows, t.width, t.k_rows, t.width)
     return sum_offsets(d_c, scratch.buffer('shear', offsets_shape(d_c.shape), d_c, zero=True), flip)
 
 
-def _rows(x, b, heads, rows, flip=False):
+def _rows(x: torch.Tensor, b: slice, heads: slice, rows: slice, flip: bool = False) -> torch.Tensor:
     """(B, K, N, ·) -> (G, rows, ·), a view unless reversed; G = bc·kc, where bc > 1 only with all heads."""
     x = x[b, heads, rows]
     x = x.flatten(0, 1) if x.shape[0] > 1 else x[0]
     return x.flip(1) if flip else x
 
 
-def _tall(phi_q, phi_k, v, bias, grid):
+def _tall(
+    phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, grid: Grid
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Grid, bool]:
     """Puts the longer side of the grid along y, so that one row of queries by one row of keys is at most N scores."""
     height, width = grid
     swapped = width > height
-    tensors = [None if x is None else x.contiguous() for x in (phi_q, phi_k, v, bias)]
+    phi_q, phi_k, v = (_tall_tokens(x, grid) for x in (phi_q, phi_k, v))
     if not swapped:
-        return *tensors, grid, False
-    tokens = [x if x is None or height == 1 else _transpose_tokens(x, height, width) for x in tensors[:3]]
-    bias = None if bias is None else tensors[3].transpose(1, 2).contiguous()
-    return *tokens, bias, (width, height), True
+        return phi_q, phi_k, v, bias.contiguous(), grid, False
+    return phi_q, phi_k, v, bias.transpose(1, 2).contiguous(), (width, height), True
 
 
-def _untall(x, grid, swapped):
+def _tall_tokens(x: torch.Tensor, grid: Grid) -> torch.Tensor:
+    height, width = grid
+    return _transpose_tokens(x, height, width) if 1 < height < width else x.contiguous()
+
+
+def _untall(x: torch.Tensor, grid: Grid, swapped: bool) -> torch.Tensor:
     return _transpose_tokens(x, *grid) if swapped and grid[1] > 1 else x
 
 
-def _transpose_tokens(x, height, width):
+def _transpose_tokens(x: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return x.unflatten(2, (height, width)).transpose(2, 3).flatten(2, 3).contiguous()
+
+
+def _cost(case: Case) -> float | None:
+    if not case.has_bias:
+        return None  # `linear` gives the same in a time that grows with N
+    return case.n**2 * (case.m + case.d + 1) * (0.5 if case.causal else 1.0)
+
+
+PRODUCT = Product(forward, backward, own_dtype)
+BACKEND = Backend('direct', serves_all, _cost, PRODUCT)

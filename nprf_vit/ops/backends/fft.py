@@ -9,62 +9,73 @@ import math
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 
-from nprf_vit.ops import toeplitz
-from nprf_vit.ops.scratch import Scratch
-
+from .. import toeplitz
+from ..bias import Bias, whole_table, whole_table_backward
 from . import direct, linear
+from .fft_forms import CAUSAL_BLOCK, Halves, WholeGrid, forms
+from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums
 
-# Bytes of one complex array of a chunk on a grid, and on a sequence, which has one transform less in flight: the
-# fastest on 32 MB of shared cache. Half or twice as much costs up to a fifth more, ten times as much four times.
-_GRID_BYTES, _SEQUENCE_BYTES = 3 << 20, 6 << 20
-# Causal: dense below this length; above it each level adds the left half of a segment to its right half.
-CAUSAL_BLOCK = 512
+# Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`, on two CPU cores:
+# 8 to 9.7 for sizes that are powers of two, but for a factor 3 (`python -m benchmarks.attention --constants`), 12 to 13
+# for others and for sequences (`nprf_vit.doctor`, benchmarks.length). The geometric mean of 8.5 and 13, so that either
+# is at most 1.25 times off. Other devices use the same constant until measured there.
+FFT_POINT = 10.5
 # Rounding of one product, per log2 of its length, in units in the last place of ‖c‖₂·‖u‖₂. Searched for the worst:
 # 0.47 from 64 tokens up, 0.87 below (tests/ops/test_fft_range.py holds it).
 _ROUNDING = 1.0
 _TOLERANCE = {torch.float32: 4e-4, torch.float64: 4e-9}
 
 
-def forward(phi_q, phi_k, v, bias, grid, causal):
-    """Numerators and denominators as in `direct.forward`, which also takes any bias out of range."""
-    dtype = working_dtype(bias, causal, v.dtype)
-    if dtype is None:
-        return direct.forward(phi_q, phi_k, v, bias, grid, causal)
-    args, bias = [x.to(dtype) for x in (phi_q, phi_k, linear.with_ones(v))], bias.to(dtype)
-    c = _normalized(bias, causal)
+def forward(inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype) -> Sums:
+    """Numerators and denominators; the working dtype is `working_dtype`'s."""
+    phi_q, phi_k, v, _ = inputs
+    args, table = [x.to(dtype) for x in (phi_q, phi_k, linear.with_ones(v))], _table(inputs, grid).to(dtype)
+    c = _normalized(table, causal)
     if causal:
-        out = _blocks_forward(phi_q.to(dtype), phi_k.to(dtype), v.to(dtype), bias)
+        out = _blocks_forward(phi_q.to(dtype), phi_k.to(dtype), v.to(dtype), table)
     else:
         c, mean = _split(c)
         out = linear.product(*args, False).mul_(mean)
-    *inputs, acc = (_tokens_last(x, causal) for x in (*args, out))
-    for form in _forms(c, grid, causal):
-        _accumulate(form, *inputs, acc)
+    *sources, acc = (_tokens_last(x, causal) for x in (*args, out))
+    for form in forms(c, grid, causal):
+        _accumulate(form, *sources, acc)
     return linear.split(_tokens_first(acc, out.shape).to(v.dtype))
 
 
-def backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad):
-    """Gradients as in `direct.backward`; four transforms per channel instead of two."""
-    dtype = working_dtype(bias, causal, v.dtype)
-    if dtype is None:
-        return direct.backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad)
-    args, bias = [x.to(dtype) for x in (phi_q, phi_k, linear.with_ones(v), grad)], bias.to(dtype)
-    c = smooth = _normalized(bias, causal)
+def backward(
+    inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype, grad: torch.Tensor, bias_grad: bool
+) -> Gradients:
+    """Gradients; four transforms per channel instead of two."""
+    phi_q, phi_k, v, bias = inputs
+    assert bias is not None  # `_why_not`
+    args, table = [x.to(dtype) for x in (phi_q, phi_k, linear.with_ones(v), grad)], _table(inputs, grid).to(dtype)
+    c = smooth = _normalized(table, causal)
+    grads: tuple[torch.Tensor, ...]
     if causal:
-        *grads, d_bias = _blocks_backward(*args, bias, bias_grad)
+        grads, d_table = _blocks_backward(*args, table, bias_grad)
     else:
         smooth, mean = _split(c)
         grads = linear.product_backward(*args[:3], args[3] * mean, False)
-        d_bias = torch.zeros_like(c) if bias_grad else None
-    inputs, outputs = ([_tokens_last(x, causal) for x in xs] for xs in (args, grads))
+        d_table = torch.zeros_like(c) if bias_grad else None
+    sources, outputs = ([_tokens_last(x, causal) for x in xs] for xs in (args, grads))
     d_c = torch.zeros_like(c) if bias_grad else None
-    for form in _forms(smooth, grid, causal):
-        _accumulate_gradients(form, inputs, outputs, d_c)
+    for form in forms(smooth, grid, causal):
+        _accumulate_gradients(form, sources, outputs, d_c)
     if bias_grad:
-        d_bias = (d_bias + c * d_c).to(v.dtype)
+        d_table = (d_table + c * d_c).to(v.dtype)
     d_q, d_k, d_v = (_tokens_first(x, y.shape).to(v.dtype) for x, y in zip(outputs, grads))
-    return d_q, d_k, d_v[..., :-1], d_bias
+    return Gradients(d_q, d_k, d_v[..., :-1], whole_table_backward(d_table, bias, grid))
+
+
+def _table(inputs: Inputs, grid: Grid) -> torch.Tensor:
+    assert inputs.bias is not None  # `_why_not`
+    return whole_table(inputs.bias, grid)
+
+
+def _working_dtype(inputs: Inputs, grid: Grid, causal: bool) -> torch.dtype | None:
+    return working_dtype(_table(inputs, grid), causal, inputs.v.dtype)
 
 
 def working_dtype(bias: torch.Tensor, causal: bool, dtype: torch.dtype) -> torch.dtype | None:
@@ -90,109 +101,9 @@ def working_dtype(bias: torch.Tensor, causal: bool, dtype: torch.dtype) -> torch
     return None
 
 
-class _Grid:
-    """The non-causal product: every token of the grid is a source and a target."""
-
-    def __init__(self, c, grid):
-        self.grid = grid
-        self.padded = toeplitz.padded_size(*grid)
-        self.spectrum = toeplitz.spectrum(c, self.padded)  # K, Q', P
-        self.cells = self.padded[0] * (self.padded[1] // 2 + 1)
-        self.chunk_bytes = _GRID_BYTES if self.padded[0] > 1 else _SEQUENCE_BYTES
-        self.scratch = Scratch()
-
-    def source(self, x):
-        return x.unflatten(-1, self.grid)
-
-    target = source
-
-    def source_transform(self, a, b):
-        """Transform of a·b, as toeplitz.forward_transform, in padding that stays zero from chunk to chunk."""
-        (height, width), (p, q) = self.grid, self.padded
-        shape = torch.broadcast_shapes(a.shape, b.shape)[:-2]
-        x = self.scratch.buffer(('x', *shape), (*shape, height, q), a, zero=True)
-        torch.mul(a, b, out=x[..., :width])
-        f = torch.fft.rfft(x, dim=-1).transpose(-1, -2)  # ..., Q', H
-        if p == 1:
-            return f
-        y = self.scratch.buffer(('y', *shape), (*shape, q // 2 + 1, p), f, zero=True)
-        y[..., :height] = f
-        return torch.fft.fft(y, dim=-1)  # ..., Q', P
-
-    target_transform = source_transform
-
-    def target_inverse(self, f):
-        return toeplitz.inverse_transform(f, self.padded, *self.grid)
-
-    source_inverse = target_inverse
-
-    def correlation(self, target, source):
-        return (torch.conj_physical(target) * source).sum((1, 2))  # g, Q', P
-
-    def add_offsets(self, d_c, cross):
-        d_c += toeplitz.table_from_spectrum(cross, self.padded, *self.grid)
-
-
-class _Halves:
-    """One level of the causal product: in each segment of 2L tokens the left half is source, the right half target.
-
-    Later tokens never enter an earlier one's sums, so rounding cannot look ahead. Lags run from 1 to 2L-1: a circular
-    product of length 2L holds them.
-    """
-
-    chunk_bytes = _SEQUENCE_BYTES
-
-    def __init__(self, c, half, n):
-        self.half, self.n = half, n
-        lags = c[:, 0, : n - 1].flip(-1)[:, : 2 * half - 1]  # K, lags 1, 2, …
-        kernel = c.new_zeros(c.shape[0], 1, 2 * half)
-        kernel[:, 0, 1 : 1 + lags.shape[1]] = lags
-        self.lag_count = lags.shape[1]
-        self.spectrum = torch.fft.rfft(kernel, dim=-1)  # K, 1, Q'
-        self.segments = (n - 1 - half) // (2 * half) + 1  # those whose right half exists
-        self.cells = self.segments * (half + 1)
-
-    def _segments(self, x):
-        return x[..., : self.segments * 2 * self.half].unflatten(-1, (self.segments, 2 * self.half))
-
-    def source(self, x):
-        return self._segments(x)[..., : self.half]
-
-    def target(self, x):
-        return self._segments(x)[..., self.half :]
-
-    def source_transform(self, a, b):
-        return torch.fft.rfft(a * b, n=2 * self.half, dim=-1)
-
-    def target_transform(self, a, b):
-        return torch.fft.rfft(torch.nn.functional.pad(a * b, (self.half, 0)), dim=-1)
-
-    def target_inverse(self, f):
-        return torch.fft.irfft(f, n=2 * self.half, dim=-1)[..., self.half :]
-
-    def source_inverse(self, f):
-        return torch.fft.irfft(f, n=2 * self.half, dim=-1)[..., : self.half]
-
-    def correlation(self, target, source):
-        return (torch.conj_physical(target) * source).sum((1, 2, 3)).unsqueeze(1)  # g, 1, Q'
-
-    def add_offsets(self, d_c, cross):
-        by_lag = torch.fft.irfft(cross[:, 0], n=2 * self.half, dim=-1)  # K, 2L: at -lag modulo 2L
-        by_lag = by_lag.flip(-1)[:, : self.lag_count]  # index l-1 is lag l
-        d_c[:, 0, self.n - 1 - self.lag_count : self.n - 1] += by_lag.flip(-1)
-
-
-def _forms(c, grid, causal):
-    if not causal:
-        yield _Grid(c, grid)
-        return
-    n, half = grid[1], CAUSAL_BLOCK
-    while half < n:
-        yield _Halves(c, half, n)
-        half *= 2
-
-
-def _accumulate(form, phi_q, phi_k, v, acc):
+def _accumulate(
+    form: WholeGrid | Halves, phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor, acc: torch.Tensor
+) -> None:
     for g, f, e, spectrum in _chunks(form, phi_k, v):
         u = form.source_transform(form.source(phi_k[g, f, None]), form.source(v[g, None, e]))  # g, f, e, Q', P
         y = form.target_inverse(u.mul_(spectrum))
@@ -200,7 +111,9 @@ def _accumulate(form, phi_q, phi_k, v, acc):
         form.target(acc[g, e]).add_(y.sum(1) if y.shape[1] > 1 else y[:, 0])
 
 
-def _accumulate_gradients(form, inputs, outputs, d_c):
+def _accumulate_gradients(
+    form: WholeGrid | Halves, inputs: list[torch.Tensor], outputs: list[torch.Tensor], d_c: torch.Tensor | None
+) -> None:
     phi_q, phi_k, v, grad = inputs
     d_q, d_k, d_v = outputs
     cross = torch.zeros_like(form.spectrum)
@@ -220,7 +133,9 @@ def _accumulate_gradients(form, inputs, outputs, d_c):
         form.add_offsets(d_c, cross)
 
 
-def _chunks(form, phi_k, v) -> Iterator[tuple[slice, slice, slice, torch.Tensor]]:
+def _chunks(
+    form: WholeGrid | Halves, phi_k: torch.Tensor, v: torch.Tensor
+) -> Iterator[tuple[slice, slice, slice, torch.Tensor]]:
     heads, features, columns = phi_k.shape[0], phi_k.shape[1], v.shape[1]
     channels = max(1, form.chunk_bytes // (2 * v.dtype.itemsize * form.cells))
     e_step = math.ceil(columns / math.ceil(columns / channels))
@@ -235,7 +150,7 @@ def _chunks(form, phi_k, v) -> Iterator[tuple[slice, slice, slice, torch.Tensor]
                 yield slice(g, g_end), slice(f, min(f + f_step, features)), slice(e, min(e + e_step, columns)), spectrum
 
 
-def _normalized(bias, causal):
+def _normalized(bias: torch.Tensor, causal: bool) -> torch.Tensor:
     """c = exp(b - max) (K, 2H-1, 2W-1), zero where the key comes after the query of a causal sequence."""
     if not causal:
         return (bias - bias.amax((1, 2), keepdim=True)).exp()
@@ -245,46 +160,57 @@ def _normalized(bias, causal):
     return c
 
 
-def _split(c):
+def _split(c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     mean = c.mean((1, 2), keepdim=True)  # K, 1, 1
     return c - mean, mean
 
 
-def _blocks_forward(phi_q, phi_k, v, bias):
+def _blocks_forward(phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """The causal product inside blocks of consecutive tokens, dense: (B, K, N, D+1)."""
     blocks, local, scale, size = _blocks((phi_q, phi_k, v), bias)
-    num, den = direct.forward(*blocks, local, (1, size), True)
+    num, den = direct.forward(Inputs(*blocks, Bias(local)), (1, size), True, v.dtype)
     return _unblock(torch.cat([num, den.unsqueeze(-1)], dim=-1) * scale, v.shape)
 
 
-def _blocks_backward(phi_q, phi_k, v, grad, bias, bias_grad):
+def _blocks_backward(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    grad: torch.Tensor,
+    bias: torch.Tensor,
+    bias_grad: bool,
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
     blocks, local, scale, size = _blocks((phi_q, phi_k, v[..., :-1], grad), bias)
-    *grads, d_local = direct.backward(*blocks[:3], local, (1, size), True, blocks[3] * scale, bias_grad)
+    inputs = Inputs(*blocks[:3], Bias(local))
+    grads = direct.backward(inputs, (1, size), True, v.dtype, blocks[3] * scale, bias_grad)
     d_bias = None
     if bias_grad:
         d_bias = torch.zeros_like(bias)
         centre = bias.shape[2] // 2
-        d_bias[:, :, centre - size + 1 : centre + size] = d_local
-    grads[2] = torch.nn.functional.pad(grads[2], (0, 1))  # nobody asks for the gradient of the ones
-    return *(_unblock(x, y.shape) for x, y in zip(grads, (phi_q, phi_k, v))), d_bias
+        d_bias[:, :, centre - size + 1 : centre + size] = grads.bias.table
+    d_v = F.pad(grads.v, (0, 1))  # nobody asks for the gradient of the ones
+    pairs = zip((grads.phi_q, grads.phi_k, d_v), (phi_q, phi_k, v))
+    return tuple(_unblock(x, y.shape) for x, y in pairs), d_bias
 
 
-def _blocks(tensors, bias):
+def _blocks(
+    tensors: tuple[torch.Tensor, ...], bias: torch.Tensor
+) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor, int]:
     """Blocks as batch items (B·blocks, K, size, ·), the table of their offsets, and its scale in the whole table."""
     n = tensors[0].shape[2]
     size = min(CAUSAL_BLOCK, n)
-    padded = [torch.nn.functional.pad(x, (0, 0, 0, -n % size)) for x in tensors]
+    padded = [F.pad(x, (0, 0, 0, -n % size)) for x in tensors]
     blocks = [x.unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1) for x in padded]
     local = bias[:, :, n - size : n + size - 1]  # K, 1, 2·size-1
     scale = (local[:, :, :size].amax((1, 2), keepdim=True) - bias[:, :, :n].amax((1, 2), keepdim=True)).exp()
     return blocks, local, scale, size
 
 
-def _unblock(x, shape):
+def _unblock(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return x.unflatten(0, (shape[0], -1)).transpose(1, 2).flatten(2, 3)[:, :, : shape[2]]
 
 
-def _tokens_last(x, causal):
+def _tokens_last(x: torch.Tensor, causal: bool) -> torch.Tensor:
     """(B, K, N, ·) -> (B·K, ·, N); causal sequences are padded with zeros to whole segments."""
     x = x.flatten(0, 1).transpose(1, 2)
     missing = 0
@@ -293,8 +219,27 @@ def _tokens_last(x, causal):
         while segment < x.shape[-1]:
             segment *= 2
         missing = segment - x.shape[-1]
-    return torch.nn.functional.pad(x, (0, missing)).contiguous() if missing else x.contiguous()
+    return F.pad(x, (0, missing)).contiguous() if missing else x.contiguous()
 
 
-def _tokens_first(x, shape):
+def _tokens_first(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return x[..., : shape[2]].transpose(1, 2).reshape(shape)
+
+
+def _why_not(case: Case) -> str | None:
+    return None if case.has_bias else 'there is no bias'
+
+
+def _cost(case: Case) -> float | None:
+    """M(D+1) channels of a P×Q transform pair; causal, one of half the length per level plus the dense blocks."""
+    channels, n = case.m * (case.d + 1), case.n
+    if case.causal:
+        levels = max(0, math.ceil(math.log2(max(1, n / CAUSAL_BLOCK))))
+        points = sum(n * math.log2(2 * CAUSAL_BLOCK << i) for i in range(levels))
+        return FFT_POINT * channels * points + n * CAUSAL_BLOCK * (case.m + case.d + 1) * 0.5
+    padded = toeplitz.padded_size(*case.grid)
+    points = padded[0] * padded[1]
+    return FFT_POINT * channels * points * math.log2(max(2, points))
+
+
+BACKEND = Backend('fft', _why_not, _cost, Product(forward, backward, _working_dtype, batched=False))

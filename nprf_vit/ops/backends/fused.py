@@ -13,6 +13,7 @@ import torch
 from .fused_check import is_trusted
 from .fused_plain import attend_plain, attend_plain_backward
 from .fused_support import precision
+from .interface import Case, Inputs
 
 # Tokens of a part of the linear term's sums, which every tile adds up again, and how many parts there are at most.
 _TOKENS_PER_PART, _PARTS = 4096, 8
@@ -173,3 +174,10 @@ def _differentiate(ctx, grad, *_):
 
 
 fused.register_autograd(_differentiate, setup_context=_save)
+
+
+def attend(inputs: Inputs, case: Case) -> torch.Tensor:
+    """(B, K, N, D) in v's dtype."""
+    phi_q, phi_k, v, bias = inputs
+    table, far = bias or (None, None)
+    return fused(phi_q, phi_k, v, table, far, *case.grid, case.causal, case.positive)[0]

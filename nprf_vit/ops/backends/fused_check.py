@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..custom_op import attend, attend_backward
+from . import batched
 
 # Of Σ_j a_ij|v_j| on every output, and half of it of each gradient's norm: eight roundings of the coarsest number on
 # the way. TF32 and float16 round to 2^-11, bfloat16 to 2^-8; three TF32 products leave float32's own.
@@ -77,10 +77,10 @@ def _errors(device, dtype, m, d, problem) -> dict[str, float]:
     forward = run_forward(*inputs, p, z)
     d_q, d_k, *others = run_backward(*inputs, p, forward, g, d_v, bias is not None)
     exact = [None if x is None else x.double() for x in (phi_q, phi_k, v, bias, far)]
-    options = (*grid, problem.causal, problem.positive, 'direct')
-    expected, den = attend(*exact, *options)
-    scale, _ = attend(exact[0], exact[1], exact[2].abs(), *exact[3:], *options)
-    grads = attend_backward(*exact, expected, den, grad.double(), *options, bias is not None)
+    options = grid, problem.causal, problem.positive
+    expected, den = batched.attend(*exact, *options)
+    scale, _ = batched.attend(exact[0], exact[1], exact[2].abs(), *exact[3:], *options)
+    grads = batched.attend_backward(*exact, expected, den, grad.double(), grid, problem.causal, bias is not None)
     errors = {'z': ((z.cpu().double() - expected).abs() / scale).max().item()}
     for name, mine, truth in zip(('phi_q', 'phi_k', 'v', 'bias', 'far'), (d_q, d_k, d_v, *others), grads):
         if mine is not None:

@@ -5,19 +5,21 @@
 
 import torch
 
-from ..custom_op import attend, attend_backward
 from ..features import SHORTEST, feature_map
+from . import batched
 
 
-def attend_plain(phi_q, phi_k, v, bias, far, *options):
-    """(B, K, N, D) float32; options: height, width, causal, positive."""
-    return attend(phi_q, phi_k, v.float(), bias, far, *options, 'auto')[0]
+def attend_plain(phi_q, phi_k, v, bias, far, height, width, causal, positive):
+    """(B, K, N, D) float32."""
+    return batched.attend(phi_q, phi_k, v.float(), bias, far, (height, width), causal, positive)[0]
 
 
 def attend_plain_backward(phi_q, phi_k, v, bias, far, grad, height, width, causal, positive, bias_grad):
     """Gradients of phi_q, phi_k, v, bias and far, as `attend_backward`'s; the forward is computed again."""
-    inputs, options = (phi_q, phi_k, v.float(), bias, far), (height, width, causal, positive, 'auto')
-    d_q, d_k, d_v, *others = attend_backward(*inputs, *attend(*inputs, *options), grad.float(), *options, bias_grad)
+    inputs, grid = (phi_q, phi_k, v.float(), bias, far), (height, width)
+    z, den = batched.attend(*inputs, grid, causal, positive)
+    grads = batched.attend_backward(*inputs, z, den, grad.float(), grid, causal, bias_grad)
+    d_q, d_k, d_v, *others = (v.new_empty(0, dtype=torch.float32) if x is None else x.contiguous() for x in grads)
     return d_q, d_k, d_v.to(v.dtype), *others
 
 

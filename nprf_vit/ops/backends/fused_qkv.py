@@ -8,10 +8,12 @@ launches forward, seven backward.
 
 import torch
 
-from .fused import bias_gradients, device_of, fake_bias_gradients, problem, rows, saved, statistics
+from ..bias import Bias
+from .fused import attend, bias_gradients, device_of, fake_bias_gradients, problem, rows, saved, statistics
 from .fused_check import is_trusted
 from .fused_plain import attend_plain, attend_plain_backward, features_plain, features_plain_backward
-from .fused_support import feature_precision
+from .fused_support import feature_precision, preferred, why_not
+from .interface import Backend, Case, Whole, by_name_only
 
 
 def _unpacked(qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -123,3 +125,12 @@ def _differentiate_qkv(ctx, grad, *_):
 
 
 fused_qkv.register_autograd(_differentiate_qkv, setup_context=_save_qkv)
+
+
+def attend_packed(qkv: torch.Tensor, w: torch.Tensor, bias: Bias | None, case: Case) -> torch.Tensor:
+    """(B, N, K, D) in qkv's dtype."""
+    table, far = bias or (None, None)
+    return fused_qkv(qkv, w, table, far, *case.grid, case.causal)[0]
+
+
+BACKEND = Backend('fused', why_not, by_name_only, Whole(attend, attend_packed, preferred))

@@ -8,6 +8,8 @@ import os
 
 import torch
 
+from .interface import Case
+
 AVAILABLE = importlib.util.find_spec('triton') is not None
 # The interpreter reads this when Triton is imported: setting it later changes nothing.
 INTERPRETED = os.environ.get('TRITON_INTERPRET') == '1'
@@ -15,33 +17,26 @@ LARGEST_HEAD_DIM, MOST_FEATURES = 128, 256
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def why_not(device: torch.device, feature_dtype: torch.dtype, v_dtype: torch.dtype, m: int, d: int) -> str | None:
+def why_not(case: Case) -> str | None:
     """What keeps the kernels from serving a case, or None."""
     if not AVAILABLE:
         return 'Triton is not installed'
-    if device.type != 'cuda' and not (device.type == 'cpu' and INTERPRETED):
-        return f'tensors are on {device.type}, and Triton runs on CUDA (on the CPU with TRITON_INTERPRET=1)'
-    if feature_dtype != torch.float32 or v_dtype not in _DTYPES:
+    if case.device != 'cuda' and not (case.device == 'cpu' and INTERPRETED):
+        return f'tensors are on {case.device}, and Triton runs on CUDA (on the CPU with TRITON_INTERPRET=1)'
+    if case.feature_dtype != torch.float32 or case.v_dtype not in _DTYPES:
         return (
-            f'features are {feature_dtype} and values {v_dtype}: float32 beside float32, bfloat16 or float16 is served'
+            f'features are {case.feature_dtype} and values {case.v_dtype}: '
+            'float32 beside float32, bfloat16 or float16 is served'
         )
-    return why_not_sizes(m, d)
-
-
-def why_not_sizes(m: int, d: int) -> str | None:
-    """What keeps the kernels from serving m features and head dim d, or None."""
-    if d > LARGEST_HEAD_DIM or m > MOST_FEATURES:
-        return f'head dim {d} and {m} features: up to {LARGEST_HEAD_DIM} and {MOST_FEATURES} are served'
+    if case.d > LARGEST_HEAD_DIM or case.m > MOST_FEATURES:
+        return f'head dim {case.d} and {case.m} features: up to {LARGEST_HEAD_DIM} and {MOST_FEATURES} are served'
     return None
 
 
-def is_chosen(backend: str, v: torch.Tensor, m: int, has_bias: bool, causal: bool) -> bool:
-    """Whether `backend` means these kernels for values v (..., D) beside float32 features; raises where it cannot."""
-    reason = why_not(v.device, torch.float32, v.dtype, m, v.shape[-1])
-    if backend == 'fused' and reason:
-        raise ValueError(f"backend 'fused' cannot run: {reason}")
+def preferred(case: Case) -> bool:
+    """Whether `auto` takes the kernels: n² on tensor cores is ahead of the rest to 10⁵ tokens (docs/backends.md)."""
     # causal without a bias costs N² here and N·M·D by prefix sums
-    return backend == 'fused' or (backend == 'auto' and v.is_cuda and reason is None and (has_bias or not causal))
+    return case.device == 'cuda' and (case.has_bias or not case.causal)
 
 
 def precision(v_dtype: torch.dtype) -> str:

@@ -4,38 +4,47 @@
 """
 
 import torch
+import torch.nn.functional as F
+
+from ..bias import BiasGradients
+from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums, own_dtype
 
 _CHUNK = 128  # causal: prefix states take N/L·M·E numbers, no more than the values themselves once L ≥ M
 
 
-def forward(phi_q, phi_k, v, bias, grid, causal):
-    """Σ_j (φq_i·φk_j) [v_j, 1], over j ≤ i when causal; `bias` must be None. See `direct.forward`."""
-    return split(product(phi_q, phi_k, with_ones(v), causal))
+def forward(inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype) -> Sums:
+    """Σ_j (φq_i·φk_j) [v_j, 1], over j ≤ i when causal; there must be no bias."""
+    return split(product(inputs.phi_q, inputs.phi_k, with_ones(inputs.v), causal))
 
 
-def backward(phi_q, phi_k, v, bias, grid, causal, grad, bias_grad):
-    """Gradients as in `direct.backward`: each is again a linear product, of other arguments."""
-    *grads, d_v = product_backward(phi_q, phi_k, with_ones(v), grad, causal)
-    return *grads, d_v[..., :-1], None
+def backward(
+    inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype, grad: torch.Tensor, bias_grad: bool
+) -> Gradients:
+    """Each gradient is again a linear product, of other arguments."""
+    d_q, d_k, d_v = product_backward(inputs.phi_q, inputs.phi_k, with_ones(inputs.v), grad, causal)
+    return Gradients(d_q, d_k, d_v[..., :-1], BiasGradients())
 
 
-def with_ones(v):
+def with_ones(v: torch.Tensor) -> torch.Tensor:
     """Values with a column of ones, so that numerators and denominators are one product: (B, K, N, E), E = D+1."""
     return torch.cat([v, v.new_ones(*v.shape[:-1], 1)], dim=-1)
 
 
-def split(sums):
-    return sums[..., :-1], sums[..., -1]
+def split(sums: torch.Tensor) -> Sums:
+    """Numerators and denominators of one product with `with_ones`."""
+    return Sums(sums[..., :-1], sums[..., -1])
 
 
-def product(phi_q, phi_k, v, causal):
+def product(phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     """Φq(ΦkᵀV), (B, K, N, E)."""
     if causal:
         return _prefix(phi_q, phi_k, v)
     return phi_q @ (phi_k.transpose(-1, -2) @ v)
 
 
-def product_backward(phi_q, phi_k, v, grad, causal):
+def product_backward(
+    phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of phi_q, phi_k and v, given grad (B, K, N, E)."""
     if causal:
         d_q = _prefix(grad, v, phi_k)  # Σ_{j≤i} (g_i·v_j) φk_j
@@ -45,7 +54,7 @@ def product_backward(phi_q, phi_k, v, grad, causal):
     return grad @ state.transpose(-1, -2), v @ d_state.transpose(-1, -2), phi_k @ d_state
 
 
-def _prefix(a, b, c):
+def _prefix(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """out_i = Σ_{j≤i} (a_i·b_j) c_j: dense inside chunks of L tokens, running sums of bᵀc between them."""
     n = a.shape[-2]
     if n <= _CHUNK:
@@ -58,10 +67,20 @@ def _prefix(a, b, c):
     return out.flatten(2, 3)[:, :, :n]
 
 
-def _suffix(a, b, c):
+def _suffix(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return _prefix(a.flip(2), b.flip(2), c.flip(2)).flip(2)
 
 
-def _chunks(x):
-    x = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % _CHUNK))
-    return x.unflatten(2, (-1, _CHUNK))
+def _chunks(x: torch.Tensor) -> torch.Tensor:
+    return F.pad(x, (0, 0, 0, -x.shape[2] % _CHUNK)).unflatten(2, (-1, _CHUNK))
+
+
+def _why_not(case: Case) -> str | None:
+    return 'there is a bias' if case.has_bias else None
+
+
+def _cost(case: Case) -> float | None:
+    return 2.0 * case.n * case.m * (case.d + 1)
+
+
+BACKEND = Backend('linear', _why_not, _cost, Product(forward, backward, own_dtype))

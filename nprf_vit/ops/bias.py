@@ -1,0 +1,42 @@
+"""What a relative position bias is on its way from a layer to an algorithm.
+
+# K heads, N tokens, H×W grid (N = H·W); a sequence is a 1×N grid inside the ops
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from .offsets import extend_table, extend_table_backward
+
+
+class Bias(NamedTuple):
+    """A bias by offset, key minus query, zero offset at the centre."""
+
+    table: torch.Tensor  # K, 2H-1, 2W-1 or K, 2N-1; beside far any odd-sized window
+    far: torch.Tensor | None = None  # K: the bias of every offset outside the table
+
+
+class DenseBias(NamedTuple):
+    """A bias for every pair of tokens, which softmax attention adds to its scores."""
+
+    matrix: torch.Tensor  # K, N, N
+
+
+class BiasGradients(NamedTuple):
+    """Gradients of a `Bias`, field by field; None where there is none or nobody asks."""
+
+    table: torch.Tensor | None = None
+    far: torch.Tensor | None = None
+
+
+def whole_table(bias: Bias, grid: tuple[int, int]) -> torch.Tensor:
+    """The bias of every offset on the grid, (K, 2H-1, 2W-1)."""
+    return bias.table if bias.far is None else extend_table(bias.table, bias.far, *grid)
+
+
+def whole_table_backward(grad: torch.Tensor | None, bias: Bias, grid: tuple[int, int]) -> BiasGradients:
+    """Gradients of table and far, given that of `whole_table`."""
+    if grad is None or bias.far is None:
+        return BiasGradients(grad)
+    return BiasGradients(*extend_table_backward(grad, bias.table, *grid))
