@@ -16,6 +16,7 @@ import torch
 
 from ..offsets import extend_table, extend_table_backward, toeplitz_view
 from . import batched_tiles, batched_window, linear
+from .interface import Grid
 
 SCRATCH = 512 << 20  # bytes of scores alive at once: 2^27 in float32, in one array forward, in two backward
 
@@ -25,7 +26,16 @@ class _Chunk(NamedTuple):
     rows: slice  # of H, backwards
 
 
-def attend(phi_q, phi_k, v, bias, far, grid, causal, positive):
+def attend(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    grid: Grid,
+    causal: bool,
+    positive: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """z (B, K, N, D) and den (B, K, N), as `attend`'s; den is inf where no key has any weight."""
     plan = None if far is None else batched_tiles.plan(bias, grid, causal)
     if bias is None:
@@ -42,7 +52,19 @@ def attend(phi_q, phi_k, v, bias, far, grid, causal, positive):
     return (num / den.unsqueeze(-1)).contiguous(), den.contiguous()
 
 
-def attend_backward(phi_q, phi_k, v, bias, far, z, den, grad, grid, causal, bias_grad):
+def attend_backward(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    z: torch.Tensor,
+    den: torch.Tensor,
+    grad: torch.Tensor,
+    grid: Grid,
+    causal: bool,
+    bias_grad: bool,
+) -> tuple[torch.Tensor | None, ...]:
     """Gradients of phi_q, phi_k, v, bias and far, or None."""
     scaled = grad / den.unsqueeze(-1)
     grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, E
@@ -54,15 +76,16 @@ def attend_backward(phi_q, phi_k, v, bias, far, z, den, grad, grid, causal, bias
         return batched_window.product_backward(phi_q, phi_k, v, bias, far, plan, SCRATCH, grad, bias_grad)
     table = bias if far is None else extend_table(bias, far, *grid)
     c, upright = _upright(_weights(table, causal), grid)
-    *grads, d_v, d_bias = _product_backward(phi_q, phi_k, linear.with_ones(v), c, upright, grad, bias_grad)
+    values = linear.with_ones(v)
+    d_q, d_k, d_v, d_bias = _product_backward(phi_q, phi_k, values, c, upright, grad, bias_grad)
     d_bias = d_bias if d_bias is None or upright == grid else d_bias.transpose(1, 2)
     d_far = None
-    if bias_grad and far is not None:
+    if d_bias is not None and far is not None:
         d_bias, d_far = extend_table_backward(d_bias, bias, *grid)
-    return *grads, d_v[..., :-1].contiguous(), d_bias, d_far
+    return d_q, d_k, d_v[..., :-1].contiguous(), d_bias, d_far
 
 
-def _weights(bias, causal):
+def _weights(bias: torch.Tensor, causal: bool) -> torch.Tensor:
     """c (K, 2H-1, 2W-1) = exp(b - max b + 60), zero for later keys of a causal sequence."""
     if causal:
         future = torch.arange(bias.shape[2], device=bias.device) > bias.shape[2] // 2
@@ -70,12 +93,12 @@ def _weights(bias, causal):
     return batched_window.scaled_exp(bias)
 
 
-def _upright(c, grid):
+def _upright(c: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, Grid]:
     """A sequence as a grid of N rows, which chunks may divide."""
     return (c.transpose(1, 2).contiguous(), grid[::-1]) if grid[0] == 1 else (c, grid)
 
 
-def _chunks(shape, itemsize, grid, arrays) -> Iterator[_Chunk]:
+def _chunks(shape: torch.Size, itemsize: int, grid: Grid, arrays: int) -> Iterator[_Chunk]:
     """Heads of several batch items at once, or some heads of one, or rows of one head: as many as the scratch holds."""
     batch, heads, n, _ = shape
     height, width = grid
@@ -86,7 +109,7 @@ def _chunks(shape, itemsize, grid, arrays) -> Iterator[_Chunk]:
             yield _Chunk(g, slice(y, min(y + rows, height)))
 
 
-def _view(c, chunk, grid):
+def _view(c: torch.Tensor, chunk: _Chunk, grid: Grid) -> tuple[torch.Tensor, tuple[int, ...]]:
     """Weights (heads, r, W, H, W) of a chunk, and the shape (items, heads, r, W, H, W) of its scores."""
     count, heads, rows = chunk.heads.stop - chunk.heads.start, c.shape[0], chunk.rows.stop - chunk.rows.start
     first = chunk.heads.start % heads
@@ -95,11 +118,11 @@ def _view(c, chunk, grid):
     return view, (-1, table.shape[0], rows, grid[1], *grid)
 
 
-def _tokens(chunk, grid):
+def _tokens(chunk: _Chunk, grid: Grid) -> slice:
     return slice(chunk.rows.start * grid[1], chunk.rows.stop * grid[1])
 
 
-def _product(phi_q, phi_k, v, c, grid):
+def _product(phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor, c: torch.Tensor, grid: Grid) -> torch.Tensor:
     """Σ_j c_{j-i} (φq_i·φk_j) v_j, (B, K, N, E)."""
     q, k, values = phi_q.flatten(0, 1).flip(1), phi_k.flatten(0, 1), v.flatten(0, 1)  # G, N, ·
     out = torch.empty_like(values)
@@ -113,7 +136,15 @@ def _product(phi_q, phi_k, v, c, grid):
     return out.flip(1).view(v.shape)
 
 
-def _product_backward(phi_q, phi_k, v, c, grid, grad, bias_grad):
+def _product_backward(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    c: torch.Tensor,
+    grid: Grid,
+    grad: torch.Tensor,
+    bias_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Gradients of phi_q, phi_k and v, and of the bias in c = exp(b); scores are computed again."""
     q, g_out = phi_q.flatten(0, 1).flip(1), grad.flatten(0, 1).flip(1)  # G, N, ·
     k, values = phi_k.flatten(0, 1), v.flatten(0, 1)
@@ -126,7 +157,7 @@ def _product_backward(phi_q, phi_k, v, c, grid, grad, bias_grad):
         scores.view(shape).mul_(view)
         d_v[g].baddbmm_(scores.transpose(1, 2), g_out[g, t])
         d_scores = torch.bmm(g_out[g, t], values[g].transpose(1, 2))
-        if bias_grad:
+        if d_bias is not None:
             first, rows = g.start % c.shape[0], chunk.rows
             queries = rows.stop - rows.start, grid[1]
             part = batched_tiles.sum_offsets(scores.mul_(d_scores), queries, grid)  # g, r+H-1, 2W-1
@@ -137,5 +168,4 @@ def _product_backward(phi_q, phi_k, v, c, grid, grad, bias_grad):
         torch.bmm(d_scores, k[g], out=d_q[g, t])
         d_k[g].baddbmm_(d_scores.transpose(1, 2), q[g, t])
         del scores, d_scores
-    shapes = phi_q.shape, phi_k.shape, v.shape
-    return *(x.view(shape) for x, shape in zip((d_q.flip(1), d_k, d_v), shapes)), d_bias
+    return d_q.flip(1).view(phi_q.shape), d_k.view(phi_k.shape), d_v.view(v.shape), d_bias

@@ -242,4 +242,4 @@ def _cost(case: Case) -> float | None:
     return FFT_POINT * channels * points * math.log2(max(2, points))
 
 
-BACKEND = Backend('fft', _why_not, _cost, Product(forward, backward, _working_dtype, batched=False))
+BACKEND = Backend('fft', _why_not, _cost, Product(forward, backward, _working_dtype))
