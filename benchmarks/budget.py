@@ -17,6 +17,7 @@ from benchmarks.zoo import count_flops
 from nprf_vit.config.schema import Config
 from nprf_vit.config.yaml_file import load_config
 from nprf_vit.engine.model import build_model
+from nprf_vit.engine.tasks.registry import task_of
 
 ROOT = Path(__file__).parent.parent
 BACKWARD = 3.0  # forward and backward of a matrix product, in units of the forward
@@ -63,10 +64,7 @@ def estimate(path: Path) -> dict:
     config = load_config(path)
     with torch.device('meta'):
         model = build_model(config, fresh=False).eval()
-        if config.task == 'pixel':
-            image = torch.zeros(1, 3, *model.img_size, dtype=torch.uint8)
-        else:
-            image = torch.empty(1, config.in_chans, config.img_size, config.img_size)
+    image = task_of(config).synthetic_samples(config, model)[0, 0, 0].image[None].to('meta')
     total, attend = count_flops(model, image)
     biased = any('rel_pos_bias' in name for name, _ in model.named_parameters())
     seen = images(config)

@@ -10,7 +10,6 @@ kills fall into the writing of one. The signal goes to the command that a user w
 
 import argparse
 import contextlib
-import csv
 import json
 import random
 import signal
@@ -24,7 +23,7 @@ from tqdm import tqdm
 
 from nprf_vit.engine.checkpoint.checksum import checksum
 from nprf_vit.engine.checkpoint.file import checkpoints, read_checkpoint
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import format_rows, read_rows
 from nprf_vit.errors import InputError
 
 from .report import Report, fresh_folder
@@ -76,7 +75,7 @@ def starts(folder: Path) -> int:
         return 0
 
 
-def one_life(folder: Path, seconds: float, processes: int, epochs: int, number: signal.Signals) -> dict | None:
+def run_until_signal(folder: Path, seconds: float, processes: int, epochs: int, number: signal.Signals) -> dict | None:
     """Start, wait, send the signal; None if the run came to its end before."""
     before = starts(folder)
     process = launch(folder, processes, epochs)
@@ -116,7 +115,7 @@ def measure(folder: Path, kills: int, processes: int, epochs: int, seed: int, nu
             seconds = rng.uniform(0.3, 1) * start
         else:  # on average 3/4 of the run are done at the last kill
             seconds = start + rng.uniform(0, 1.9) * training / kills
-        row = one_life(folder / 'killed', seconds, processes, epochs, number)
+        row = run_until_signal(folder / 'killed', seconds, processes, epochs, number)
         if row is None:
             break
         rows.append({'kill': len(rows) + 1, **row})
@@ -142,7 +141,7 @@ def main() -> int:
         number = signal.Signals[args.signal]
         rows, quiet, killed = measure(Path(folder), args.kills, args.processes, args.epochs, args.seed, number)
     Report(args.output or fresh_folder(args.name)).save({args.name: rows})
-    csv.DictWriter(sys.stdout, list(rows[0])).writerows(rows)
+    print(format_rows(rows, list(rows[0])), end='')
     print(f'{len(rows)} kills')
     for name, digest in quiet.items():
         print(f'{name:<16}{digest:<46}{"the same" if killed[name] == digest else "DIFFERENT: " + killed[name]}')

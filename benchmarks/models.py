@@ -8,10 +8,7 @@ python -m benchmarks.models --max-pixels 512 --continue docs/results    measures
 import argparse
 import json
 import math
-import resource
 import statistics
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 import nprf_vit  # noqa: F401  registers the models
-from benchmarks.measure import NO_FIT, interleave, ratio, resident
+from benchmarks.measure import NO_FIT, in_child, interleave, memory_limit, ratio, resident
 from benchmarks.report import Report, options, read_csv, refuse, save_figure
 
 OURS, DEIT, RELPOS = 'nprf_deit_base', 'deit_base_patch16_224', 'vit_relpos_base_patch16_224'
@@ -98,11 +95,6 @@ def build(name: str, case: Case, small: bool):
     return step
 
 
-def limit_memory(gigabytes: float) -> None:
-    """Make allocations beyond the limit fail here, before the system picks a victim elsewhere."""
-    resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 2**30),) * 2)
-
-
 def measure_memory(name: str, case: Case, small: bool) -> float:
     """Megabytes at the peak of one step, weights included, libraries not; for a process that does nothing else."""
     before = resident()
@@ -112,26 +104,19 @@ def measure_memory(name: str, case: Case, small: bool) -> float:
     return resident(peak=True) - before
 
 
-def memory_in_child(name: str, index: int, args) -> float | None:
-    """`measure_memory` in a process of its own; None where it exceeds the limit."""
-    command = [sys.executable, '-m', 'benchmarks.models', '--child', name, str(index), '--limit', str(args.limit)]
-    run = subprocess.run([*command, *(['--quick'] if args.quick else [])], capture_output=True, text=True)
-    if run.returncode == 0:
-        return json.loads(run.stdout.splitlines()[-1])
-    if 'allocate memory' in run.stderr or 'MemoryError' in run.stderr:
-        return None
-    raise RuntimeError(f'measuring {name} failed:\n{run.stderr}')
-
-
 def run_case(index: int, case: Case, args, progress) -> list[dict]:
     """Memory of each model in a child, then time of those that fit, interleaved; one row per model."""
-    memory = {}
+    memory: dict[str, float | str] = {}
+    quick = ['--quick'] if args.quick else []
     for name in case.models:
         progress.set_description(f'{case.pixels} px {case.mode}, memory of {name}')
-        memory[name] = memory_in_child(name, index, args) if args.add in (None, name) else math.nan  # known already
+        memory[name] = math.nan  # known already, unless it is asked for
+        if args.add in (None, name):
+            child = ('--child', name, str(index), '--limit', str(args.limit), *quick)
+            memory[name] = in_child('benchmarks.models', *child)
         progress.update()
     progress.set_description(f'{case.pixels} px {case.mode}, time')
-    steps = {name: build(name, case, args.quick) for name in case.models if memory[name] is not None}
+    steps = {name: build(name, case, args.quick) for name in case.models if memory[name] != NO_FIT}
     seconds = interleave(steps, case.rounds, progress, warm_up=case.rounds > 1)
     progress.update((case.rounds + (case.rounds > 1)) * (len(case.models) - len(steps)))
     rows = []
@@ -223,7 +208,7 @@ def take_over(report: Report) -> list[dict]:
     return rows
 
 
-def said_to_stay(rows: list[dict], measured: list[dict], path: Path) -> None:
+def print_kept_rows(rows: list[dict], measured: list[dict], path: Path) -> None:
     kept = [r for r in rows if r not in measured]
     names = dict.fromkeys(f'{r["pixels"]} px {r["mode"]} {r["model"]}' for r in kept)
     print(f'not measured now: {len(kept)} rows taken over from {path}: {", ".join(names) or "none"}')
@@ -239,9 +224,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument('--child', nargs=2, metavar=('MODEL', 'CASE'), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     cases = QUICK if args.quick else FULL
-    limit_memory(args.limit)
     if args.child:
-        print(json.dumps(measure_memory(args.child[0], cases[int(args.child[1])], args.quick)))
+        with memory_limit(args.limit):
+            print(json.dumps(measure_memory(args.child[0], cases[int(args.child[1])], args.quick)))
         return
     if args.earlier and args.output:
         refuse('--continue names the folder already: leave out --output')
@@ -251,7 +236,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.add:
         chosen = [(i, replace(c, models=(args.add, DEIT))) for i, c in chosen if args.add in c.models]
     rows = []
-    with tqdm(total=sum(c.calls for _, c in chosen)) as progress:
+    with tqdm(total=sum(c.calls for _, c in chosen)) as progress, memory_limit(args.limit):
         for index, case in chosen:
             rows += run_case(index, case, args, progress)
     rows = [r for r in rows if args.add in (None, r['model'])]
@@ -259,7 +244,7 @@ def main(argv: list[str] | None = None) -> None:
     report.banner()
     show(rows)
     if earlier:
-        said_to_stay(rows, measured, report.path('models.csv'))
+        print_kept_rows(rows, measured, report.path('models.csv'))
     report.save({'models': rows}, {'models': lambda path: plot(rows, path)})
 
 

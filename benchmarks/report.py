@@ -5,13 +5,14 @@ from docs/results.
 """
 
 import argparse
-import csv
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+from nprf_vit.engine.output.csv_file import read_rows, write_rows
 
 RESULTS = Path(__file__).parent.parent / 'docs' / 'results'
 OUTPUT = Path('output')
@@ -27,7 +28,7 @@ def options(doc: str) -> argparse.ArgumentParser:
 
 
 def refuse(message: str) -> NoReturn:
-    """End the command as a wrong argument does."""
+    """Print the error and end with exit code 2, as for a wrong argument."""
     print(f'error: {message}', file=sys.stderr)
     raise SystemExit(2)
 
@@ -49,7 +50,7 @@ def shipped(folder: Path) -> bool:
 
 @dataclass
 class Report:
-    """Where the results of one command go, and whether they are any."""
+    """Where the results of one command go, and whether it is a quick run, which gives none."""
 
     folder: Path | None
     quick: bool = False
@@ -60,7 +61,7 @@ class Report:
 
     @classmethod
     def of(cls, args: argparse.Namespace, name: str) -> 'Report':
-        """From parsed `options`: a new folder if none is given, nowhere for a quick run that was not told."""
+        """From parsed `options`: a new folder if none is given; a quick run writes only where asked to."""
         return cls(args.output or (None if args.quick else fresh_folder(name)), args.quick)
 
     def path(self, file: str) -> Path:
@@ -83,7 +84,8 @@ class Report:
         written = []
         for name, rows in tables.items():
             written.append(self.path(f'{name}.csv'))
-            write_csv(written[-1], rows)
+            written[-1].parent.mkdir(parents=True, exist_ok=True)
+            write_rows(written[-1], rows)
         for name, plot in (plots or {}).items():
             written.append(self.path(f'{name}.png'))
             written[-1].parent.mkdir(parents=True, exist_ok=True)
@@ -92,27 +94,18 @@ class Report:
 
 
 def save_figure(figure: Any, path: Path, dpi: int = 110) -> None:
-    """Write a matplotlib figure, across it what it is if its name is that of a quick run."""
+    """Write a matplotlib figure; one of a quick run is labelled so across the picture."""
     if path.name.startswith(QUICK):
         look = {'ha': 'center', 'va': 'center', 'rotation': 10, 'color': 'red', 'alpha': 0.35, 'zorder': 100}
         figure.text(0.5, 0.5, LABEL, fontsize=3.5 * figure.get_figwidth(), **look)
     figure.savefig(path, dpi=dpi)
 
 
-def write_csv(path: Path, rows: list[dict]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open('w', newline='') as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def read_csv(path: Path) -> list[dict]:
-    """Rows that `write_csv` wrote, numbers as numbers; none where there is no file yet."""
+    """Rows of a table, numbers as numbers; none where there is no file yet."""
     if not path.exists():
         return []
-    with path.open(newline='') as file:
-        return [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    return [{key: _number(value) for key, value in row.items()} for row in read_rows(path)]
 
 
 def _number(text):
@@ -125,7 +118,7 @@ def _number(text):
 
 
 def markdown(rows: list[dict], label: str = '') -> str:
-    """The rows as a table for docs/, the label in its corner."""
+    """The rows as a markdown table, with the label in its first header."""
     first, *names = map(str, rows[0])
     names = [f'{first} ({label})' if label else first, *names]
     lines = ['| ' + ' | '.join(names) + ' |', '|' + '---|' * len(names)]

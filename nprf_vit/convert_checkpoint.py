@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from safetensors.torch import save_file
+from torch import nn
 
 from nprf_vit.config.schema import Config
 from nprf_vit.config.yaml_file import dump_config, make_config, override
@@ -21,7 +22,9 @@ from .models import KernelVisionTransformer
 from .models.conversion import convert
 
 
-def convert_checkpoint(checkpoint: str, kernel: str, feature_dim: int, seed: int, use_ema: bool = True):
+def convert_checkpoint(
+    checkpoint: str, kernel: str, feature_dim: int, seed: int, use_ema: bool = True
+) -> tuple[nn.Module, Config]:
     """The twin of a checkpoint's model, and the configuration that builds it."""
     content = read_checkpoint(checkpoint)
     config = make_config(content['config'], origin=checkpoint)

@@ -1,13 +1,13 @@
-"""What may go wrong, told in one line, and the exit codes by which scripts know it (docs/reliability.md)."""
+"""The errors of this package: each is one line of text and has an exit code (docs/reliability.md)."""
 
 import contextlib
 import os
 import sys
 
-from .exit_codes import Exit
+from .exit_codes import Exit as Exit
 
 
-class _Told(Exception):
+class _UserMessage(Exception):
     """An error whose text is for people. torch hands on that of a loader worker with a traceback before it."""
 
     def __init__(self, text: object = '') -> None:
@@ -17,13 +17,13 @@ class _Told(Exception):
         super().__init__(text)
 
 
-class InputError(_Told, ValueError):
+class InputError(_UserMessage, ValueError):
     """A mistake in what the user gave (a file, a folder, a value), told in one message with what would be right."""
 
     exit_code = Exit.INPUT
 
 
-class RunError(_Told, RuntimeError):
+class RunError(_UserMessage, RuntimeError):
     """A run that cannot go on, told in one message with what there is to continue from."""
 
     exit_code = Exit.FAILED
@@ -57,7 +57,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def exit_with(error: InputError | RunError) -> Exit:
-    """Say what went wrong, as far as anyone listens; returns the exit code."""
+    """Print what went wrong, if standard error is open; returns the exit code."""
     with contextlib.suppress(OSError):  # the log may lie on the disk that is full
         print(in_one_line(error), file=sys.stderr, flush=True)
     return error.exit_code

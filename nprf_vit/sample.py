@@ -19,6 +19,7 @@ from nprf_vit.config.yaml_file import make_config
 from nprf_vit.data.image_file import decode, open_image, reading
 from nprf_vit.engine.checkpoint.file import read_checkpoint
 from nprf_vit.engine.distributed.process_group import process_group
+from nprf_vit.engine.distributed.watchdog import Phase
 from nprf_vit.engine.output.atomic_file import replace_file
 from nprf_vit.models.pixel_generation import PixelDecoder
 
@@ -91,8 +92,9 @@ def generate(
     device = model.start_token.device
     uniform = torch.rand(num, total, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     raster = torch.zeros(num, total, dtype=torch.long, device=device)
-    given = 0 if known is None else known.shape[1]
-    if given:
+    given = 0
+    if known is not None:
+        given = known.shape[1]
         raster[:, :given] = known.to(device)
     with tqdm(total=num * total, unit='byte', disable=not progress) as bar:
         for part in torch.arange(num).split(batch):
@@ -210,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
         _check(args)
         with process_group(args.device, stall_timeout=args.stall_timeout) as place:
             model = load_model(args.checkpoint, use_ema=not args.no_ema).to(place.device)
-            picture = draw_samples(model, args, lambda: place.heartbeat.enter('forward'))
+            picture = draw_samples(model, args, lambda: place.heartbeat.enter(Phase.FORWARD))
             _write(picture, Path(args.output))
     except (InputError, RunError) as error:
         return exit_with(error)

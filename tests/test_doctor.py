@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nprf_vit import doctor
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 from nprf_vit.ops import dispatch
 from nprf_vit.ops.backends.fft import FFT_POINT
 from nprf_vit.ops.backends.interface import Case

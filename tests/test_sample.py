@@ -12,6 +12,7 @@ from PIL import Image
 
 import nprf_vit  # noqa: F401  registers the models
 from nprf_vit.config.yaml_file import make_config
+from nprf_vit.engine.checkpoint.file import save_checkpoint
 from nprf_vit.errors import Exit, InputError
 from nprf_vit.models.pixel import to_raster
 from nprf_vit.models.pixel_generation import PixelDecoder
@@ -43,8 +44,8 @@ def make(in_chans=1, **kwargs):
 def checkpoint(tmp_path):
     state = make().state_dict()
     ema = {**state, 'head.weight': -state['head.weight']}
-    content = {'format': 1, 'config': make_config(CONFIG).to_dict(), 'step': 1}
-    torch.save({**content, 'state_dict': state, 'state_dict_ema': ema}, tmp_path / 'model.pt')
+    content = {'format': 2, 'config': make_config(CONFIG).to_dict(), 'step': 1}
+    save_checkpoint({**content, 'state_dict': state, 'state_dict_ema': ema}, tmp_path / 'model.pt')
     return tmp_path / 'model.pt'
 
 
@@ -120,7 +121,7 @@ def test_bad_input(checkpoint, tmp_path, capsys):
     (tmp_path / 'folder.png').mkdir()
     Image.new('L', (4, 4)).save(tmp_path / 'eps.png', 'EPS')
     Image.new('1', (12_000, 12_000)).save(tmp_path / 'bomb.png')
-    torch.save({'format': 1, 'config': make_config({'model': 'nprf_deit_tiny'}).to_dict()}, tmp_path / 'other.pt')
+    save_checkpoint({'format': 2, 'config': make_config({'model': 'nprf_deit_tiny'}).to_dict()}, tmp_path / 'other.pt')
     cases = {
         ('--num', '0'): '--num 0: expected at least 1',
         ('--num', '10000000000'): '10000000000 images in one picture; it has room for 20541 of this model',

@@ -6,13 +6,13 @@ from .batch_plan import BatchPlan
 from .sample_order import Key, SampleOrder, TrainBatches
 
 
-class SpanBatches(TrainBatches):
+class FixedLengthBatches(TrainBatches):
     """As `TrainBatches`, but an epoch is `steps` steps, and the passes over the data go on across epochs.
 
     Step s of the run takes step s % P of pass s // P, P steps being a pass, wherever epochs begin and end.
     """
 
-    def __init__(self, order: SampleOrder, plan: BatchPlan, rank: int, steps: int):
+    def __init__(self, order: SampleOrder, plan: BatchPlan, rank: int, steps: int) -> None:
         super().__init__(order, plan, rank)
         self.steps = steps
 

@@ -6,14 +6,15 @@ from typing import Any
 
 import torch
 from timm.data.dataset import IterableImageDataset
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from nprf_vit.config.schema import Config
 from nprf_vit.data.datasets.images import ImageSource
 
 from ..errors import BadImage, InputError, first_line
+from .batch import Batch, collate, collate_pairs
 from .sample_order import EvalBatches, TrainBatches
-from .samples import ATTEMPTS, EvalSamples, TrainSamples, Transform
+from .samples import ATTEMPTS, EvalSamples, Transform
 from .seeding import derive_seed, seeded
 from .workers import SafeLoader, batches_of_workers, setup_worker
 
@@ -23,10 +24,11 @@ def _common(config: Config) -> dict[str, Any]:
     return {'num_workers': config.workers, 'pin_memory': pin, 'worker_init_fn': setup_worker}
 
 
-def train_loader(samples: TrainSamples, batches: TrainBatches, config: Config) -> SafeLoader:
+def train_loader(samples: Dataset, batches: TrainBatches, config: Config) -> SafeLoader:
     return SafeLoader(
         samples,
         batch_sampler=batches,
+        collate_fn=collate,
         persistent_workers=config.workers > 0,
         generator=torch.Generator().manual_seed(config.seed),  # or the loader would draw from the global one
         **_common(config),
@@ -36,7 +38,13 @@ def train_loader(samples: TrainSamples, batches: TrainBatches, config: Config) -
 def eval_loader(source: ImageSource, transform: Transform, config: Config, rank: int, world: int) -> SafeLoader:
     batches = EvalBatches(len(source), config.eval_batch, rank, world)
     generator = torch.Generator().manual_seed(config.seed)
-    return SafeLoader(EvalSamples(source, transform), batch_sampler=batches, generator=generator, **_common(config))
+    return SafeLoader(
+        EvalSamples(source, transform),
+        batch_sampler=batches,
+        collate_fn=collate,
+        generator=generator,
+        **_common(config),
+    )
 
 
 class _StreamTransform:
@@ -45,7 +53,7 @@ class _StreamTransform:
     One that raises is tried again with other random numbers: a stream has no place for a stand-in and its note.
     """
 
-    def __init__(self, transform: Transform, seed: int, rank: int):
+    def __init__(self, transform: Transform, seed: int, rank: int) -> None:
         self.transform, self.seed, self.rank = transform, seed, rank
         self.epoch, self.count = 0, 0
 
@@ -76,30 +84,34 @@ class StreamLoader:
     for one epoch begin anew, so there is always one.
     """
 
-    def __init__(self, dataset: IterableImageDataset, transform: Transform, config: Config, batch: int, rank: int = 0):
+    def __init__(
+        self, dataset: IterableImageDataset, transform: Transform, config: Config, batch: int, rank: int = 0
+    ) -> None:
         dataset.transform = _StreamTransform(transform, config.seed, rank)
         options = _common(config)
         options['num_workers'] = max(1, config.workers)
         dataset.set_loader_cfg(num_workers=options['num_workers'])
         self.dataset, self.seed, self.rank = dataset, config.seed, rank
         self.generator = torch.Generator().manual_seed(config.seed)  # of the workers' seeds
-        self.loader = DataLoader(dataset, batch_size=batch, generator=self.generator, **options)
+        self.loader = DataLoader(
+            dataset, batch_size=batch, collate_fn=collate_pairs, generator=self.generator, **options
+        )
 
     def start(self, epoch: int) -> None:
         self.dataset.set_epoch(epoch)
         self.dataset.transform.start(epoch)
         self.generator.manual_seed(derive_seed(self.seed, 'stream order', epoch, self.rank))
 
-    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         return batches_of_workers(self.loader.__iter__)
 
-    def full_batches(self) -> Iterator[list[torch.Tensor]]:
+    def full_batches(self) -> Iterator[Batch]:
         """Batches of full size for ever: shards are uneven, and every rank must take the same number of steps."""
         while True:
             found = 0
-            for images, targets in self:
-                if len(images) == self.loader.batch_size:
+            for batch in self:
+                if len(batch.images) == self.loader.batch_size:
                     found += 1
-                    yield [images, targets]
+                    yield batch
             if not found:
                 raise InputError(f"a rank's shard holds fewer than {self.loader.batch_size} images, one batch")

@@ -1,5 +1,7 @@
 """Mixup and cutmix on fixed blocks of the global batch."""
 
+from typing import Any
+
 import torch
 from timm.data import Mixup
 
@@ -12,7 +14,7 @@ class BlockMixup:
     Which images meet and how is thereby the same on any number of devices and with any accumulation.
     """
 
-    def __init__(self, block: int, seed: int, **mixup_args):
+    def __init__(self, block: int, seed: int, **mixup_args: Any) -> None:
         self.mixup = Mixup(**mixup_args)
         self.block, self.seed = block, seed
 

@@ -8,6 +8,7 @@ repetitions of one image in different blocks, as DeiT's sampler keeps them on di
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +17,13 @@ from nprf_vit.errors import InputError
 from .batch_plan import BatchPlan
 from .seeding import derive_seed
 
-Key = tuple[int, int, int]  # epoch, index, repeat: all that a training sample depends on besides the seed
+
+class Key(NamedTuple):
+    """All that a training sample depends on besides the seed."""
+
+    epoch: int
+    image: int  # its index
+    repeat: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class TrainBatches:
     micro-batches is the same for every world size, and no block is split when block divides micro.
     """
 
-    def __init__(self, order: SampleOrder, plan: BatchPlan, rank: int = 0):
+    def __init__(self, order: SampleOrder, plan: BatchPlan, rank: int = 0) -> None:
         assert plan.global_batch == order.global_batch and plan.micro % order.block == 0
         self.order, self.plan, self.rank = order, plan, rank
         self.epoch, self.first_step = 0, 0
@@ -79,13 +86,13 @@ class TrainBatches:
                 first = self.plan.first_slot(micro_step, self.rank)
                 part = slice(first, first + self.plan.micro)
                 pairs = zip(indices[step, part].tolist(), repeats[step, part].tolist())
-                yield [(epoch, index, repeat) for index, repeat in pairs]
+                yield [Key(epoch, index, repeat) for index, repeat in pairs]
 
 
 class EvalBatches:
     """Batch sampler: every world-th image from `rank` on, without padding, so each image is seen exactly once."""
 
-    def __init__(self, num_samples: int, batch: int, rank: int = 0, world: int = 1):
+    def __init__(self, num_samples: int, batch: int, rank: int = 0, world: int = 1) -> None:
         self.indices = range(rank, num_samples, world)
         self.batch = batch
 

@@ -9,43 +9,37 @@ from torch.utils.data import Dataset, Subset
 from nprf_vit.data.datasets.images import ImageSource
 
 from ..errors import BadImage, RunError, first_line, printable
+from .batch import FaultKind, Sample, SampleFault
 from .sample_order import Key
 from .seeding import derive_seed, seeded
 
 Transform = Callable[[Any], torch.Tensor]
 ATTEMPTS = 64  # with half of all images unreadable, one in 10^19 samples finds no stand-in
-_UNAUGMENTED = 'cannot augment'
-
-
-def is_augmentation(problem: str) -> bool:
-    """Whether a note, without its index, tells of a failed augmentation and not of an unreadable image."""
-    return problem.startswith(_UNAUGMENTED)
 
 
 class TrainSamples(Dataset):
     """Augmented samples: the random numbers of (epoch, index, repeat) are drawn from that key and the seed.
 
-    Each comes with a note, empty unless the image could not be read or its augmentation failed: then another image
-    stands in for it, chosen by (seed, epoch, index), and the note has the index and the reason.
+    Where an image cannot be read or its augmentation fails, another one stands in for it, chosen by
+    (seed, epoch, index), and the sample has a fault with the index and the reason.
     """
 
-    def __init__(self, source: ImageSource, transform: Transform, seed: int):
+    def __init__(self, source: Any, transform: Transform, seed: int) -> None:
         self.source, self.transform, self.seed = source, transform, seed
 
-    def __getitem__(self, key: Key) -> tuple[torch.Tensor, Any, str]:
-        note, problem, failed = '', '', 0
+    def __getitem__(self, key: Key) -> Sample:
+        fault, problem, failed = None, '', 0
         for index in self._candidates(key):
             # what failed might fail again with the same random numbers: each failed augmentation has others follow
             with seeded(derive_seed(self.seed, 'augment', *key, *([failed] if failed else []))):
                 try:
                     image, target = self.source[index]
-                    return _apply(self.transform, image, self.source, index, _UNAUGMENTED), target, note
-                except _FailedTransform as error:
-                    failed += 1
-                    problem = str(error)
+                    image = _apply(self.transform, image, self.source, index, 'cannot augment')
+                    return Sample(image, target, fault=fault)
                 except BadImage as error:
+                    failed += isinstance(error, _FailedTransform)
                     problem = str(error)
-                note = note or f'{index} {problem}'  # a stand-in gets its own note when its own turn comes
+                    fault = fault or _fault(index, error)  # a stand-in gets its own when its own turn comes
         what = 'read or augmented' if failed else 'read'
         raise RunError(
             f'{ATTEMPTS} images chosen at random from {self.source.name} cannot be {what}, the last: {problem}'
@@ -53,29 +47,30 @@ class TrainSamples(Dataset):
 
     def _candidates(self, key: Key) -> Iterator[int]:
         """The image of a key, then its stand-ins."""
-        yield key[1]
+        epoch, index, _ = key
+        yield index
         for attempt in range(ATTEMPTS):
-            yield derive_seed(self.seed, 'stand-in', *key[:2], attempt) % len(self.source)
+            yield derive_seed(self.seed, 'stand-in', epoch, index, attempt) % len(self.source)
 
 
 class EvalSamples(Dataset):
-    """Samples with their index, by which evaluation proves that it saw each image once, and a note as in training.
+    """Samples with their index, by which evaluation proves that it saw each image once.
 
-    An image that cannot be read has no stand-in: a blank one holds its place until the evaluation refuses the note.
+    An image that cannot be read has no stand-in: a blank one holds its place until the evaluation refuses the fault.
     """
 
-    def __init__(self, source: ImageSource, transform: Transform):
+    def __init__(self, source: Any, transform: Transform) -> None:
         self.source, self.transform = source, transform
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, Any, int, str]:
+    def __getitem__(self, index: int) -> Sample:
         try:
             image, target = self.source[index]
-            return _apply(self.transform, image, self.source, index, 'cannot transform'), target, index, ''
+            return Sample(_apply(self.transform, image, self.source, index, 'cannot transform'), target, index)
         except BadImage as error:
-            return *self._blank(), index, f'{index} {error}'
+            return Sample(*self._blank(), index, _fault(index, error))
 
     def _blank(self) -> tuple[torch.Tensor, Any]:
         source = self.source.dataset if isinstance(self.source, Subset) else self.source
@@ -86,8 +81,13 @@ class _FailedTransform(BadImage):
     """An image that was read, and on which a transform raised."""
 
 
+def _fault(index: int, error: BadImage) -> SampleFault:
+    kind = FaultKind.UNAUGMENTED if isinstance(error, _FailedTransform) else FaultKind.UNREADABLE
+    return SampleFault(index, str(error), kind)
+
+
 def _apply(transform: Transform, image: Any, source: Any, index: int, what: str) -> torch.Tensor:
-    """Whatever a transform raises is told as the image's fault, with its name: one of 10^8 shall not end a run."""
+    """Turn whatever a transform raises into a bad image with its name: one of 10^8 must not end a run."""
     try:
         return transform(image)
     except Exception as error:
@@ -103,10 +103,10 @@ def _apply(transform: Transform, image: Any, source: Any, index: int, what: str)
 class SyntheticSamples(Dataset):
     """Noise with random labels, for `--dry-run`."""
 
-    def __init__(self, input_size: tuple[int, int, int], num_classes: int, seed: int):
+    def __init__(self, input_size: tuple[int, int, int], num_classes: int, seed: int) -> None:
         self.input_size, self.num_classes, self.seed = input_size, num_classes, seed
 
-    def __getitem__(self, key: Key) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, key: Key) -> Sample:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, 'synthetic', *key))
         label = torch.randint(self.num_classes, (), generator=generator)
-        return torch.randn(self.input_size, generator=generator), int(label)
+        return Sample(torch.randn(self.input_size, generator=generator), int(label))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -22,13 +23,13 @@ def seeded(seed: int) -> Iterator[None]:
     timm's transforms draw from all three. torch.manual_seed would also touch CUDA, which a forked worker may not.
     """
     # NumPy's generator is exchanged: saving and restoring its state takes 150 us, more than many a transform
-    states = random.getstate(), np.random.get_bit_generator(), torch.default_generator.get_state()
+    states = random.getstate(), get_bit_generator(), torch.default_generator.get_state()
     random.seed(seed)
-    np.random.set_bit_generator(np.random.PCG64(seed))
+    set_bit_generator(np.random.PCG64(seed))
     torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
         random.setstate(states[0])
-        np.random.set_bit_generator(states[1])
+        set_bit_generator(states[1])
         torch.default_generator.set_state(states[2])

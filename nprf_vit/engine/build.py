@@ -1,6 +1,6 @@
 """Everything a training or an evaluation consists of, put together from a configuration."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,13 @@ from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from nprf_vit.config.schema import Config
+from nprf_vit.data.batch import Batch
 from nprf_vit.data.batch_plan import BatchPlan, plan_batches
 from nprf_vit.data.datasets.folder import check_same_classes
 from nprf_vit.data.datasets.images import ImageSource
 from nprf_vit.data.datasets.real_labels import RealLabels
 from nprf_vit.data.datasets.registry import Location, find_dataset, published_count
-from nprf_vit.data.fixed_length_epochs import SpanBatches
+from nprf_vit.data.fixed_length_epochs import FixedLengthBatches
 from nprf_vit.data.sample_order import SampleOrder, TrainBatches
 from nprf_vit.engine.distributed.ddp import wrap_model
 from nprf_vit.engine.distributed.process_group import Place
@@ -24,21 +25,22 @@ from nprf_vit.engine.tasks.base import Task
 from nprf_vit.engine.tasks.registry import build_task, task_of
 
 from ..data.loaders import StreamLoader, eval_loader, train_loader
-from ..data.samples import TrainSamples
+from ..data.samples import TrainSamples, Transform
 from ..errors import InputError
 from .ema import build_ema
+from .lr_schedule import LRSchedule, build_schedule
 from .model import build_model, load_exact
-from .optimizer import build_autocast, build_optimizer, build_scaler, build_scheduler
+from .optimizer import Autocast, build_autocast, build_optimizer, build_scaler
 
 
 @dataclass
 class Evaluation:
     """A validation set and how to measure on it."""
 
-    batches: Iterable
+    batches: Iterable[Batch]
     task: Task
     num_images: int | None
-    autocast: Callable
+    autocast: Autocast
 
 
 @dataclass
@@ -62,7 +64,7 @@ class TrainData:
         """The images of global batch number `step`, in slot order; None for a stream."""
         return None if self.batches is None else self.batches.indices(step)
 
-    def epoch(self, epoch: int, first_step: int) -> Iterator:
+    def epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
         """Micro-batches of an epoch from a step on; a stream can only be entered at its beginning."""
         if self.batches is None:
             assert first_step == 0, 'a stream resumes at epoch boundaries only'
@@ -85,9 +87,9 @@ class Training:
     ema: ModelEmaV3 | None
     task: Task
     optimizer: torch.optim.Optimizer
-    scheduler: Any
+    schedule: LRSchedule
     scaler: torch.amp.GradScaler
-    autocast: Callable
+    autocast: Autocast
     evaluation: Evaluation | None = field(default=None)
 
     @property
@@ -117,7 +119,7 @@ def build_training(
     if weights is not None:
         load_exact(model, weights, origin)
     task = build_task(config, model)
-    data, evaluation = None, None
+    evaluation = None
     if synthetic:
         data = _indexed_data(config, place, plan, task.synthetic_samples(config, model), _dry_size(config))
     else:
@@ -135,7 +137,7 @@ def build_training(
         ema=ema,
         task=task,
         optimizer=optimizer,
-        scheduler=build_scheduler(config, optimizer, data.steps_per_epoch),
+        schedule=build_schedule(config, optimizer, data.steps_per_epoch),
         scaler=build_scaler(config, place.device),
         autocast=build_autocast(config, place.device),
         evaluation=evaluation,
@@ -148,7 +150,7 @@ def build_evaluation(config: Config, place: Place, model: nn.Module, source: Any
     source = source or task_of(config).open_images(config, 'validation')
     transform = task_of(config).build_transform(config, model, source, training=False)
     if config.val_limit:
-        source = _thin(source, config)
+        source = _thin(source, config, config.val_limit)
     real = None
     if isinstance(source, IterableImageDataset):
         if config.real_labels:
@@ -162,17 +164,18 @@ def build_evaluation(config: Config, place: Place, model: nn.Module, source: Any
     return Evaluation(batches, build_task(config, model, real), num_images, build_autocast(config, place.device))
 
 
-def _thin(source: Any, config: Config) -> Subset:
+def _thin(source: Any, config: Config, limit: int) -> Subset:
     """Images at even distances, since folders are sorted by class."""
     if isinstance(source, IterableImageDataset) or config.real_labels:
         raise InputError('val_limit needs images by index and no real_labels')
-    count = min(config.val_limit, len(source))
+    count = min(limit, len(source))
     return Subset(source, [i * len(source) // count for i in range(count)])
 
 
-def _real_data(config, place, plan, model) -> tuple[TrainData, Evaluation]:
-    source, val = (task_of(config).open_images(config, split) for split in ('train', 'validation'))
-    transform = task_of(config).build_transform(config, model, source, training=True)
+def _real_data(config: Config, place: Place, plan: BatchPlan, model: nn.Module) -> tuple[TrainData, Evaluation]:
+    task = task_of(config)
+    source, val = task.open_images(config, 'train'), task.open_images(config, 'validation')
+    transform = task.build_transform(config, model, source, training=True)
     evaluation = build_evaluation(config, place, model, val)
     if isinstance(source, IterableImageDataset):
         return _stream_data(config, place, plan, source, transform), evaluation
@@ -189,14 +192,16 @@ def _indexed_data(config: Config, place: Place, plan: BatchPlan, samples: Datase
     block = config.mixup_block if config.mixes else 1
     order = SampleOrder(size, config.global_batch, config.seed, config.aug_repeats, block)
     if config.epoch_steps:
-        batches: TrainBatches = SpanBatches(order, plan, place.rank, config.epoch_steps)
+        batches: TrainBatches = FixedLengthBatches(order, plan, place.rank, config.epoch_steps)
     else:
         batches = TrainBatches(order, plan, place.rank)
     steps = config.epoch_steps or order.steps_per_epoch
     return TrainData(steps, train_loader(samples, batches, config), batches)
 
 
-def _stream_data(config, place, plan, source, transform) -> TrainData:
+def _stream_data(
+    config: Config, place: Place, plan: BatchPlan, source: IterableImageDataset, transform: Transform
+) -> TrainData:
     if config.aug_repeats > 1:
         raise InputError('repeated augmentation needs access by index, which a stream does not have: aug_repeats: 1')
     if config.epoch_steps:

@@ -6,19 +6,24 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
+from nprf_vit.data.batch import Batch, SampleFault
 from nprf_vit.engine.distributed.process_group import Place
+from nprf_vit.engine.distributed.watchdog import Phase
+from nprf_vit.engine.optimizer import Autocast
 from nprf_vit.engine.tasks.base import Task
 from nprf_vit.errors import BadImage
+
+Sums = dict[tuple[str, str], torch.Tensor]  # by the prefix of a model and the name of a sum
 
 
 @torch.no_grad()
 def evaluate(
     models: dict[str, nn.Module],
-    batches: Iterable,
+    batches: Iterable[Batch],
     task: Task,
     place: Place,
     num_images: int | None,
-    autocast: Callable = contextlib.nullcontext,
+    autocast: Autocast = contextlib.nullcontext,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
     """Metrics of several models (the model and its EMA) from one pass over the data; None if interrupted.
@@ -28,42 +33,50 @@ def evaluate(
 
     Args:
         models: prefix of the metrics' names → model, e.g. {'': model, 'ema_': ema}.
-        batches: this rank's share, as (images, targets, indices, notes on unreadable ones) or, from a stream,
-            (images, targets).
+        batches: this rank's share; a stream's batches have no indices.
         num_images: how many images all ranks together must see; None for a stream that does not say.
         interrupted: asked before every batch; when one rank says yes, all of them leave without a result.
     """
     training = {prefix: model.training for prefix, model in models.items()}
     for model in models.values():
         model.eval()
-    sums: dict[tuple[str, str], torch.Tensor] = {}  # by prefix and name
+    sums: Sums = {}
     seen = torch.zeros(num_images or 0, dtype=torch.int32)
-    count, notes, left = 0, [], False
-    for images, targets, *indices in batches:
-        place.heartbeat.enter('evaluation')
+    faults: list[SampleFault] = []
+    count, left = 0, False
+    for batch in batches:
+        place.heartbeat.enter(Phase.EVALUATION)
         left = interrupted()
         if left:
             break
-        count += len(images)
-        notes += [note for part in indices[1:] for note in part if note]
-        if indices:
-            seen += torch.bincount(indices[0], minlength=len(seen)).int()
-        images, targets = (x.to(place.device, non_blocking=True) for x in (images, targets))
+        count += len(batch.images)
+        faults += batch.faults
+        if batch.indices is not None:
+            seen += torch.bincount(batch.indices, minlength=len(seen)).int()
+        images, targets = (x.to(place.device, non_blocking=True) for x in (batch.images, batch.targets))
         for prefix, model in models.items():
             with autocast():
                 logits = model(images)
-            for name, value in task.measure(logits, targets, indices[0] if indices else None).items():
+            for name, value in task.measure(logits, targets, batch.indices).items():
                 sums[prefix, name] = sums.get((prefix, name), 0) + value
     for prefix, model in models.items():
         model.train(training[prefix])
-    place.heartbeat.enter('summing up the evaluation')
+    place.heartbeat.enter(Phase.SUMMING)
     if place.any(left):
         return None
-    _refuse_unreadable(place.gather(notes) if place.any(bool(notes)) else [])
+    _refuse_unreadable(place.gather(faults) if place.any(bool(faults)) else [])
     return _combine(sums, count, seen, task, place, num_images, tuple(models))
 
 
-def _combine(sums, count, seen, task: Task, place: Place, num_images, prefixes) -> dict[str, float]:
+def _combine(
+    sums: Sums,
+    count: int,
+    seen: torch.Tensor,
+    task: Task,
+    place: Place,
+    num_images: int | None,
+    prefixes: tuple[str, ...],
+) -> dict[str, float]:
     names = _agree_on_names(sums, place)
     local = [float(sums.get(name, 0.0)) for name in names]
     totals = place.sum(torch.tensor([*local, count], dtype=torch.float64, device=place.device)).tolist()
@@ -81,14 +94,14 @@ def _combine(sums, count, seen, task: Task, place: Place, num_images, prefixes) 
     return {**metrics, 'images': images}
 
 
-def _agree_on_names(sums: dict, place: Place) -> list[tuple[str, str]]:
+def _agree_on_names(sums: Sums, place: Place) -> list[tuple[str, str]]:
     """The sums' names in one order on all ranks: a rank with more peers than images has none of its own."""
     names = sorted(sums)
     return max(place.gather(names), key=len)
 
 
-def _refuse_unreadable(notes: list[list[str]]) -> None:
-    texts = [note.partition(' ')[2] for part in notes for note in part]
+def _refuse_unreadable(faults: list[list[SampleFault]]) -> None:
+    texts = [fault.problem for part in faults for fault in part]
     if texts:
         more = f' and {len(texts) - 5} more' if len(texts) > 5 else ''
         raise BadImage(

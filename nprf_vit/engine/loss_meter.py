@@ -1,10 +1,19 @@
 """Training loss over an epoch and over a logging interval, the same to the last bit however often it is interrupted."""
 
+import enum
 import math
+from typing import Any
 
 import torch
 
 from nprf_vit.engine.distributed.process_group import Place
+
+
+class Span(enum.Enum):
+    """What a mean is taken over; the values are names in checkpoints."""
+
+    EPOCH = 'epoch'
+    INTERVAL = 'interval'
 
 
 class LossMeter:
@@ -14,11 +23,11 @@ class LossMeter:
     so the sums do not depend on when they were asked for.
     """
 
-    def __init__(self, place: Place):
+    def __init__(self, place: Place) -> None:
         self.place = place
         self.pending: list[torch.Tensor] = []
-        self.sums = {'epoch': 0.0, 'interval': 0.0}
-        self.counts = {'epoch': 0, 'interval': 0}
+        self.sums = dict.fromkeys(Span, 0.0)
+        self.counts = dict.fromkeys(Span, 0)
 
     def add(self, loss: torch.Tensor) -> None:
         self.pending.append(loss)
@@ -28,25 +37,27 @@ class LossMeter:
         if not self.pending:
             return []
         losses = torch.stack(self.pending).double()
-        values = (self.place.sum(losses) / self.place.world).tolist()
+        values: list[float] = (self.place.sum(losses) / self.place.world).tolist()
         self.pending.clear()
-        for span in self.sums:
+        for span in Span:
             for value in values:
                 self.sums[span] += value
             self.counts[span] += len(values)
         return values
 
-    def take(self, span: str) -> float:
-        """The mean over 'epoch' or 'interval' so far, starting it anew; nan where every step was skipped."""
+    def take(self, span: Span) -> float:
+        """The mean over a span so far, starting it anew; nan where every step was skipped."""
         self.flush()
         mean = self.sums[span] / self.counts[span] if self.counts[span] else math.nan
         self.sums[span], self.counts[span] = 0.0, 0
         return mean
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, dict[str, Any]]:
         self.flush()
-        return {'sums': dict(self.sums), 'counts': dict(self.counts)}
+        sums = {span.value: self.sums[span] for span in Span}
+        return {'sums': sums, 'counts': {span.value: self.counts[span] for span in Span}}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, dict[str, Any]]) -> None:
         self.pending.clear()
-        self.sums, self.counts = dict(state['sums']), dict(state['counts'])
+        self.sums = {span: state['sums'][span.value] for span in Span}
+        self.counts = {span: state['counts'][span.value] for span in Span}

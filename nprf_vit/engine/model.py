@@ -34,7 +34,7 @@ def build_model(config: Config, fresh: bool = True, checkpoint: str | None = Non
         checkpoint: File whose weights the model is built for; a model that is far larger is refused.
     """
     _check_name(config.model)
-    args = {'in_chans': config.in_chans, 'num_classes': config.num_classes, 'img_size': config.img_size}
+    args: dict[str, Any] = {'in_chans': config.in_chans, 'num_classes': config.num_classes, 'img_size': config.img_size}
     args = {name: value for name, value in args.items() if value is not None}
     args |= {'drop_rate': config.drop, 'drop_path_rate': config.drop_path}
     if config.pretrained and fresh and ':' not in config.model and not timm.is_model_pretrained(config.model):

@@ -1,19 +1,18 @@
-"""Optimizer, learning-rate schedule and gradient scaler, as timm and torch build them."""
+"""Optimizer, gradient scaler and autocast, as timm and torch build them."""
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2
-from timm.scheduler import create_scheduler_v2
-from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from nprf_vit.config.schema import Config
 from nprf_vit.errors import InputError
 from nprf_vit.layers import RelPosBias
 
-from .lr_schedule import InverseSqrtLR
+Autocast = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
@@ -50,41 +49,11 @@ def _scale_bias_lr(optimizer: torch.optim.Optimizer, model: nn.Module, scale: fl
             optimizer.param_groups.insert(0, own_group)
 
 
-def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """The schedule's own rate, as reports have it: that of a group which neither layer_decay nor a bias scales."""
-    groups = optimizer.param_groups
-    return next((g for g in reversed(groups) if g.get('lr_scale', 1.0) == 1.0), groups[-1])['lr']
-
-
-def build_scheduler(config: Config, optimizer: torch.optim.Optimizer, steps_per_epoch: int) -> Scheduler:
-    """A schedule per update, without state: `step_update(step)` sets the rate that holds after `step` updates."""
-    if config.sched == 'inverse_sqrt':
-        if not config.warmup_epochs:
-            raise InputError('sched inverse_sqrt falls from the end of its warm-up: set warmup_epochs')
-        scheduler = InverseSqrtLR(optimizer, config.warmup_epochs * steps_per_epoch, config.warmup_lr, config.min_lr)
-        scheduler.step_update(0)
-        return scheduler
-    scheduler, _ = create_scheduler_v2(
-        optimizer,
-        sched=config.sched,
-        num_epochs=config.epochs,
-        warmup_epochs=config.warmup_epochs,
-        warmup_lr=config.warmup_lr,
-        min_lr=config.min_lr,
-        decay_epochs=config.decay_epochs,
-        decay_rate=config.decay_rate,
-        step_on_epochs=False,
-        updates_per_epoch=steps_per_epoch,
-    )
-    scheduler.step_update(0)
-    return scheduler
-
-
 def build_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
     return torch.amp.GradScaler(device.type, enabled=config.amp and config.amp_dtype == 'float16')
 
 
-def build_autocast(config: Config, device: torch.device) -> Callable[[], contextlib.AbstractContextManager]:
+def build_autocast(config: Config, device: torch.device) -> Autocast:
     if not config.amp:
         return contextlib.nullcontext
     dtype = getattr(torch, config.amp_dtype)

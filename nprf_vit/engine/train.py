@@ -11,6 +11,7 @@ from nprf_vit.engine.checkpoint.file import WrongCheckpoint
 from nprf_vit.engine.checkpoint.resume import ResumePoint, find_checkpoint, restarted
 from nprf_vit.engine.checkpoint.state import Progress, restore
 from nprf_vit.engine.distributed.process_group import Place
+from nprf_vit.engine.distributed.watchdog import Phase
 from nprf_vit.engine.output.folder import Output, check_output, check_space
 from nprf_vit.engine.output.report import model_title
 
@@ -44,10 +45,10 @@ def train(
             raise InputError('tensorboard: true needs the package tensorboard: install nprf_vit[tensorboard]')
         run, meter, progress, found = _begin(config, place, folder, resume)
         place.barrier()  # every rank has looked into the folder before one writes to it
-        said = place.from_main(lambda: _prepare(run, progress, output, found, stack))
+        messages = place.from_main(lambda: _prepare(run, progress, output, found, stack))
         loop = Loop(run, progress, meter, output, should_stop)
         loop.saver.last_step = progress.step if found.content else None
-        for text in (*said, _opening(run, progress, folder)):
+        for text in (*messages, _opening(run, progress, folder)):
             loop.report.say(text)
         if len(progress.history) == config.epochs:
             steps = f'{config.epochs} epochs, {progress.step} steps'
@@ -67,10 +68,10 @@ def _begin(
     while True:
         found = find_checkpoint(folder, resume, config, place, wrong)
         content = found.content or {}
-        place.heartbeat.enter('starting')  # opening a large data set takes its time
+        place.heartbeat.enter(Phase.STARTING)  # opening a large data set takes its time
         try:
             run = build_training(config, place, weights=content.get('state_dict'), origin=found.path)
-            place.heartbeat.enter('starting')
+            place.heartbeat.enter(Phase.STARTING)
             meter = LossMeter(place)
             progress = restore(run, meter, content, found.path) if content else Progress()
             return run, meter, progress, found
@@ -83,10 +84,10 @@ def _begin(
 def _prepare(
     run: Training, progress: Progress, output: Output, found: ResumePoint, stack: contextlib.ExitStack
 ) -> list[str]:
-    """The output folder, ours alone, as it was at the checkpoint and with room for the next; returns what to say."""
-    said = output.open(run.config, run.place.world, stack)
+    """The output folder, ours alone, as it was at the checkpoint and with room for the next; returns messages."""
+    messages = output.open(run.config, run.place.world, stack)
     check_space(output.folder, _checkpoint_bytes(run))
-    return said + output.continue_from(progress.step, progress.history, found.passed_over)
+    return messages + output.continue_from(progress.step, progress.history, found.passed_over)
 
 
 def _checkpoint_bytes(run: Training) -> int:
@@ -114,8 +115,8 @@ def _opening(run: Training, progress: Progress, folder: Path) -> str:
 def _closing(run: Training, progress: Progress, folder: Path) -> str:
     best, name = progress.best, run.config.eval_metric
     lines = [run.task.results_table(run.config, progress.history[-1])]
-    if progress.skipped['total']:
-        lines.append(f'{progress.skipped["total"]} steps were skipped for non-finite numbers: skipped_steps.jsonl')
+    if progress.skipped.total:
+        lines.append(f'{progress.skipped.total} steps were skipped for non-finite numbers: skipped_steps.jsonl')
     if progress.bad_images:
         lines.append(f'{len(progress.bad_images)} training images could not be read: bad_images.csv')
         lines += [f'  {text}' for _, text in sorted(progress.bad_images.items())]

@@ -1,22 +1,24 @@
-"""The training loop: epochs of steps, evaluation after each, checkpoints, and an exact way back in."""
+"""The training loop: epochs of steps, evaluation after each, checkpoints, and exact resume."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from nprf_vit.data.batch import Batch
 from nprf_vit.engine.checkpoint.file import LAST
 from nprf_vit.engine.checkpoint.saver import BEST, Saver
 from nprf_vit.engine.checkpoint.state import Progress, run_state, weights_state
-from nprf_vit.engine.output.folder import Output, write_rows
+from nprf_vit.engine.distributed.watchdog import Phase
+from nprf_vit.engine.output.csv_file import write_rows
+from nprf_vit.engine.output.folder import Output
 from nprf_vit.engine.output.report import Reporter
 from nprf_vit.errors import BadImage, RunError
 
 from .build import Training
 from .eval_loop import evaluate
 from .faults import Faults
-from .loss_meter import LossMeter
-from .optimizer import learning_rate
-from .train_step import Clock, Outcome, train_step
+from .loss_meter import LossMeter, Span
+from .train_step import Clock, Outcome, Requests, train_step
 
 
 class Loop:
@@ -34,7 +36,7 @@ class Loop:
         meter: LossMeter,
         output: Output,
         should_stop: Callable[[int], bool] | None = None,
-    ):
+    ) -> None:
         self.run, self.progress, self.meter, self.should_stop = run, progress, meter, should_stop
         place, steps = run.place, run.data.steps_per_epoch
         self.report = Reporter(
@@ -55,7 +57,7 @@ class Loop:
                     return False
             return True
         finally:
-            self.run.place.heartbeat.enter('ending')
+            self.run.place.heartbeat.enter(Phase.ENDING)
             self.report.close()
 
     def _train_epoch(self) -> bool:
@@ -69,27 +71,27 @@ class Loop:
         batches = run.data.epoch(epoch, first)
         return all(self._step(batches, epoch) for _ in range(first, run.data.steps_per_epoch))
 
-    def _step(self, batches: Any, epoch: int) -> bool:
+    def _step(self, batches: Iterator[Batch], epoch: int) -> bool:
         """One step and what follows from it; False when the run is to stop."""
         run, step = self.run, self.progress.step
         waited = self.epoch_clock.waited
-        lr = learning_rate(run.optimizer)
+        lr = run.schedule.lr
         outcome = train_step(run, batches, step, self.epoch_clock, self._requests)
         self.interval_clock.waited += self.epoch_clock.waited - waited
         self.progress.step += 1
-        if outcome.reason is None:
+        if outcome.non_finite is None:
             self.meter.add(outcome.loss)
         self._note(outcome)
         self.report.step_done()
         if self.progress.step % run.config.log_interval == 0:
             self._log_interval(epoch, lr)
-        stop, due = outcome.requests
-        if (stop or due) and not run.data.is_stream:
-            self.save(leaving=stop)
-        return not stop
+        wanted = outcome.requests
+        if any(wanted) and not run.data.is_stream:
+            self.save(leaving=wanted.stop)
+        return not wanted.stop
 
-    def _requests(self, done: int) -> tuple[bool, bool]:
-        return self._asked_to_stop(done), self.saver.due(done)
+    def _requests(self, done: int) -> Requests:
+        return Requests(stop=self._asked_to_stop(done), save=self.saver.due(done))
 
     def _asked_to_stop(self, done: int) -> bool:
         """By `should_stop`, or by the loss of a loader worker, which a new start replaces."""
@@ -100,7 +102,7 @@ class Loop:
     def _note(self, outcome: Outcome) -> None:
         for text in self.faults.note(outcome):
             self.report.say(text)
-        if outcome.reason is not None or outcome.bad_images:
+        if outcome.non_finite is not None or outcome.bad_images:
             self.report.attempt(self.faults.write)
         try:
             self.faults.check()
@@ -114,7 +116,7 @@ class Loop:
         row = {
             'step': self.progress.step,
             'epoch': epoch + 1,
-            'loss': self.meter.take('interval'),
+            'loss': self.meter.take(Span.INTERVAL),
             'lr': lr,
             'images_per_s': round(config.log_interval * config.global_batch / clock.elapsed, 1),
             'data_wait': round(clock.wait_share, 4),
@@ -138,9 +140,9 @@ class Loop:
                 self.save(leaving=True)
             return False
         row: dict[str, Any] = {'epoch': epoch, 'step': self.progress.step}
-        row['lr'] = learning_rate(run.optimizer)
-        row['train_loss'] = self.meter.take('epoch')
-        row['skipped'], self.progress.skipped['epoch'] = self.progress.skipped['epoch'], 0
+        row['lr'] = run.schedule.lr
+        row['train_loss'] = self.meter.take(Span.EPOCH)
+        row['skipped'], self.progress.skipped.epoch = self.progress.skipped.epoch, 0
         # timing columns come last, and are the only ones that a continuation does not repeat
         row |= metrics | {'images_per_s': round(speed, 1), 'data_wait': round(clock.wait_share, 4)}
         row['seconds'] = round(time.perf_counter() - clock.started, 2)
@@ -152,7 +154,7 @@ class Loop:
         return True
 
     def _save_epoch(self, row: dict[str, Any], best: bool) -> None:
-        """Its checkpoints; after the last epoch all that the run was for, and insistently."""
+        """Write the epoch's checkpoints; after the last epoch also the results, with retries."""
         if row['epoch'] < self.run.config.epochs:
             if best:
                 self._save_best(row)
@@ -179,6 +181,7 @@ class Loop:
 
     def evaluate(self) -> dict[str, float] | None:
         run, evaluation = self.run, self.run.evaluation
+        assert evaluation is not None, 'a run on synthetic images is not evaluated'
         try:
             return evaluate(
                 run.evaluated_models(),
@@ -195,7 +198,7 @@ class Loop:
             raise
 
     def _interrupted(self) -> bool:
-        """Whether this rank or another is asked to stop: ranks have different numbers of batches to agree after."""
+        """Whether any rank is asked to stop. Ranks may have different numbers of evaluation batches."""
         if self._asked_to_stop(self.progress.step):
             self.run.place.set_flag('stop')
             return True
@@ -206,7 +209,7 @@ class Loop:
         return best is None or self.run.task.is_better(row[name], best[name])
 
     def save(self, leaving: bool = False) -> None:
-        """The next last.pt; a run that leaves insists on it."""
+        """Write the next last.pt; with retries if the run is about to leave."""
         if leaving:
             self.saver.write_all({LAST: self._save_last}, self.progress.step)
         else:

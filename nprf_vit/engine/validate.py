@@ -2,6 +2,8 @@
 
 import copy
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +42,9 @@ def validate(
 
 
 def _deliver(table: str, record: str, results: list[ResultFile]) -> None:
-    """Into the file first: what is printed may get lost. One that fails does not keep the other from its place."""
-    outlets = {str(result.path): lambda result=result: result.write(record) for result in results}
-    outlets['standard output'] = lambda: print(table, flush=True)
+    """Write the file, then print: output may get lost. If one of them fails, the other is still done."""
+    outlets: dict[str, Callable[[], None]] = {str(result.path): partial(result.write, record) for result in results}
+    outlets['standard output'] = partial(print, table, flush=True)
     problems = {}
     for name, put in outlets.items():
         try:

@@ -34,7 +34,7 @@ def unit_norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def check_kernel(kernel: str, feature_dim: int = 1) -> None:
-    """Raise for a kernel that does not exist, or a number of features below one."""
+    """Raise for an unknown kernel, or for a number of features below 1."""
     if not isinstance(feature_dim, int) or feature_dim < 1:
         raise ValueError(f'feature_dim {feature_dim!r}: expected a whole number above 0')
     known = (*FEATURE_MAPS, 'softmax')

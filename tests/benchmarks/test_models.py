@@ -5,7 +5,8 @@ import csv
 import pytest
 
 from benchmarks import models
-from benchmarks.report import read_csv, write_csv
+from benchmarks.report import read_csv
+from nprf_vit.engine.output.csv_file import write_rows
 
 
 @pytest.mark.slow
@@ -28,7 +29,7 @@ def row(pixels, model, deit=1.0, relpos=1.0, peak=100, mode='inference'):
 
 
 def test_rows_of_other_cases_stay(tmp_path):
-    write_csv(
+    write_rows(
         tmp_path / 'quick_x.csv', [row(224, models.OURS), row(512, models.OURS), row(224, models.OURS, mode='training')]
     )
     merged = models.merge(read_csv(tmp_path / 'quick_x.csv'), [row(224, models.OURS, deit=0.5)])
@@ -44,8 +45,7 @@ def test_a_model_can_be_added(tmp_path, monkeypatch, capsys):
         return [row(case.pixels, name, deit=0.7, mode=case.mode) for name in case.models]
 
     monkeypatch.setattr(models, 'run_case', measured)
-    monkeypatch.setattr(models, 'limit_memory', lambda gigabytes: None)
-    write_csv(tmp_path / 'quick_models.csv', [row(64, models.OURS), row(64, models.DEIT)])
+    write_rows(tmp_path / 'quick_models.csv', [row(64, models.OURS), row(64, models.DEIT)])
     models.main(['--quick', '--max-pixels', '64', '--continue', str(tmp_path), '--add', models.SWIN])
     found = [(r['model'], r['mode'], r['speed_over_deit']) for r in read_csv(tmp_path / 'quick_models.csv')]
     assert found[:2] == [(models.OURS, 'inference', 1.0), (models.DEIT, 'inference', 1.0)]
@@ -54,8 +54,7 @@ def test_a_model_can_be_added(tmp_path, monkeypatch, capsys):
     assert said in capsys.readouterr().out
 
 
-def test_there_must_be_something_to_continue(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(models, 'limit_memory', lambda gigabytes: None)
+def test_there_must_be_something_to_continue(tmp_path, capsys):
     with pytest.raises(SystemExit, match='2'):
         models.main(['--quick', '--continue', str(tmp_path)])
     assert 'nothing to continue' in capsys.readouterr().err

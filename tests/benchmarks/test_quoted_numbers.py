@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from benchmarks import report, tables
-from benchmarks.report import read_csv, write_csv
+from benchmarks.report import read_csv
+from nprf_vit.engine.output.csv_file import write_rows
 
 
 @pytest.mark.parametrize('path', tables.documents(), ids=lambda path: path.name)
@@ -43,7 +44,7 @@ def test_a_changed_figure_is_noticed_and_written(other_results):
     for row in rows:
         if row['pixels'] == 1536 and row['model'] == 'nprf_deit_base':
             row['speed_over_deit'] = 7.77
-    write_csv(other_results / 'models.csv', rows)
+    write_rows(other_results / 'models.csv', rows)
     for name in ('README.md', 'docs/results.md'):
         old = (tables.ROOT / name).read_text(encoding='utf-8')
         new = tables.update(old, name.split('/')[-1])

@@ -3,7 +3,7 @@
 import timm
 
 from benchmarks import zoo
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 
 
 def test_quick_run_writes_the_tiny_models(tmp_path, capsys):

@@ -8,7 +8,7 @@ import torch
 
 from nprf_vit.config.yaml_file import load_config, make_config
 from nprf_vit.engine.model import build_model, input_size, load_exact
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 from nprf_vit.errors import InputError
 from tests.engine.running import ROOT, assert_same_end, config_file, launch, run_here, small_config
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 
 from ..engine.running import launch
 

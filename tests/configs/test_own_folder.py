@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from examples.own_folder import find_images
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 
 from ..data.folders import CLASSES, digit_folder
 from ..engine.running import ROOT

@@ -8,7 +8,8 @@ import torch
 
 from nprf_vit.config.yaml_file import load_config
 from nprf_vit.data.batch_plan import plan_batches
-from nprf_vit.engine.optimizer import build_optimizer, build_scheduler
+from nprf_vit.engine.lr_schedule import build_schedule
+from nprf_vit.engine.optimizer import build_optimizer
 from nprf_vit.engine.output.paper_results import PAPER_BITS
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs' / 'imagenet32'
@@ -58,10 +59,10 @@ def test_rate_and_decay():
     with torch.device('meta'):
         model = timm.create_model(config.model, depth=1)
     optimizer = build_optimizer(config, model)
-    scheduler = build_scheduler(config, optimizer, config.epoch_steps)
+    schedule = build_schedule(config, optimizer, config.epoch_steps)
     rates = []
     for step in (0, 3_000, 6_000, 24_000, 150_000):
-        scheduler.step_update(step)
+        schedule.step_update(step)
         rates.append(optimizer.param_groups[0]['lr'])
     assert rates == pytest.approx([1e-7, 2.5e-4, 5e-4, 2.5e-4, 1e-4], rel=1e-3)
     plain = {id(p) for g in optimizer.param_groups if g['weight_decay'] == 0 for p in g['params']}

@@ -28,7 +28,7 @@ from nprf_vit.config.yaml_file import dump_config, load_config, override
 from nprf_vit.data import transforms
 from nprf_vit.engine.build import build_training
 from nprf_vit.engine.checkpoint.file import read_checkpoint
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 
 from ..engine.running import ONE, ROOT, assert_same_end, launch, wait_for
 from .photographs import photograph_folder, piece
@@ -74,7 +74,7 @@ def recipe(name, photographs, deit):
 
 def first_batch(run):
     """A micro-batch before and after mixing."""
-    images, targets, _ = next(run.data.epoch(0, 0))
+    images, targets = next(run.data.epoch(0, 0))[:2]
     return images, targets, *run.task.mix(images.clone(), targets, 0, 0, run.plan.first_slot(0, 0))
 
 
@@ -104,12 +104,13 @@ def test_samples(photographs, deit, monkeypatch):
     black_level = -torch.tensor(IMAGENET_DEFAULT_MEAN) / torch.tensor(IMAGENET_DEFAULT_STD)
     per_epoch, done, black = run.data.steps_per_epoch * run.plan.accumulation, 0, 0
     for epoch in range(math.ceil(SAMPLES / (per_epoch * run.plan.micro))):
-        for count, (images, targets, notes) in enumerate(run.data.epoch(epoch, 0)):
-            assert not any(notes), [note for note in notes if note]
+        for count, batch in enumerate(run.data.epoch(epoch, 0)):
+            assert not batch.faults, batch.faults
+            images = batch.images
             assert images.shape[1:] == (3, 224, 224) and images.isfinite().all()
             black += int(((images - black_level[:, None, None]).abs().flatten(1).amax(1) < 1e-3).sum())
             step, part = divmod(epoch * per_epoch + count, run.plan.accumulation)
-            images, soft = run.task.mix(images, targets, step, epoch, run.plan.first_slot(part, 0))
+            images, soft = run.task.mix(images, batch.targets, step, epoch, run.plan.first_slot(part, 0))
             assert images.isfinite().all()
             torch.testing.assert_close(soft.sum(1), torch.ones(len(soft)))  # len(soft), classes
             done += len(images)

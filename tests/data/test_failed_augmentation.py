@@ -5,9 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
+from nprf_vit.data.batch import FaultKind, SampleFault
 from nprf_vit.data.datasets.images import ImageSource
 from nprf_vit.data.loaders import _StreamTransform
-from nprf_vit.data.samples import ATTEMPTS, EvalSamples, TrainSamples, is_augmentation
+from nprf_vit.data.samples import ATTEMPTS, EvalSamples, TrainSamples
 from nprf_vit.data.seeding import derive_seed, seeded
 from nprf_vit.errors import BadImage, RunError
 
@@ -30,27 +31,26 @@ def failing(error, share=0.2):
 
 
 @pytest.mark.parametrize('error', FAILURES, ids=lambda error: type(error).__name__)
-def test_another_image_stands_in_and_the_note_says_why(error):
+def test_another_image_stands_in_and_the_fault_says_why(error):
     data = TrainSamples(source(), failing(error), seed=1)
     noted = 0
     for index in range(50):
-        value, target, note = data[0, index, 0]
-        again = data[0, index, 0]
-        assert again[1:] == (target, note) and torch.equal(again[0], value)
-        assert int(value) == target  # image and label belong together, whichever image it is
-        if not note:
-            assert target == index
+        sample, again = data[0, index, 0], data[0, index, 0]
+        assert again == sample
+        assert int(sample.image) == sample.target  # image and label belong together, whichever image it is
+        if sample.fault is None:
+            assert sample.target == index
             continue
         noted += 1
-        number, _, problem = note.partition(' ')
-        assert int(number) == index and is_augmentation(problem)
+        assert sample.fault.index == index and sample.fault.kind is FaultKind.UNAUGMENTED
+        problem = sample.fault.problem
         assert problem.startswith(f'cannot augment image {index} of squares, squares[{index}]: {type(error).__name__}')
     assert 2 < noted < 25
 
 
 def test_samples_that_do_not_fail_are_what_they_were():
     data, quiet = (TrainSamples(source(), failing(ValueError('x'), share), seed=1) for share in (0.2, 0.0))
-    kept = [index for index in range(50) if not data[0, index, 0][2]]
+    kept = [index for index in range(50) if data[0, index, 0].fault is None]
     assert len(kept) > 25 and all(data[0, index, 0] == quiet[0, index, 0] for index in kept)
 
 
@@ -79,10 +79,11 @@ def test_evaluation_has_no_stand_in():
         return torch.zeros(1)
 
     data = EvalSamples(source(), transform)
-    assert data[6][2:] == (6, '')
-    assert data[7][2:] == (7, '7 cannot transform image 7 of squares, squares[7]: ValueError: seven')
+    reason = 'cannot transform image 7 of squares, squares[7]: ValueError: seven'
+    assert (data[6].index, data[6].fault) == (6, None)
+    assert (data[7].index, data[7].fault) == (7, SampleFault(7, reason, FaultKind.UNAUGMENTED))
     subset = EvalSamples(torch.utils.data.Subset(source(), [3, 7]), transform)
-    assert subset[1][3] == '1 cannot transform image 7 of squares, squares[7]: ValueError: seven'
+    assert subset[1].fault == SampleFault(1, reason, FaultKind.UNAUGMENTED)
 
 
 def test_a_stream_tries_again_with_other_random_numbers():
@@ -104,4 +105,4 @@ def test_the_first_random_numbers_are_those_of_the_key():
     with seeded(derive_seed(1, 'augment', 2, 5, 1)):
         np.random.rand()
         expected = torch.tensor(5.0) + float(np.random.rand())
-    assert torch.equal(data[2, 5, 1][0], expected)
+    assert torch.equal(data[2, 5, 1].image, expected)

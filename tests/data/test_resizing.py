@@ -30,11 +30,11 @@ def test_a_row_of_pixels_does_not_become_gigabytes(tmp_path):
     source = ImageSource(Files(tmp_path / 'x.png'), 'RGB', 'files')
     transform = create_transform((3, 224, 224), is_training=False, crop_pct=0.9)
     bounded = BoundedTransform(transform, source.max_pixels)
-    note = run_limited(lambda: EvalSamples(source, bounded)[0][3], megabytes=500)
-    assert note.startswith('0 cannot read image 0 of files') and '14880000x248 pixels, more than max_pixels' in note
+    problem = run_limited(lambda: EvalSamples(source, bounded)[0].fault.problem, megabytes=500)
+    assert problem.startswith('cannot read image 0 of files') and '14880000x248 pixels, more than max_pixels' in problem
     # without the bound there is at least no crash: what does not fit into memory is a bad image too
-    note = run_limited(lambda: EvalSamples(source, transform)[0][3], megabytes=500)
-    assert note.startswith('0 cannot transform image 0 of files') and 'MemoryError' in note
+    problem = run_limited(lambda: EvalSamples(source, transform)[0].fault.problem, megabytes=500)
+    assert problem.startswith('cannot transform image 0 of files') and 'MemoryError' in problem
 
 
 @pytest.mark.parametrize('size', [(40, 30), (30, 40), (301, 7), (7, 301), (1, 1)])

@@ -36,14 +36,14 @@ def samples(**changes):
 
 def test_a_sample_depends_on_its_key_alone():
     data, _ = samples()
-    first = data[2, 5, 0][0]
+    first = data[2, 5, 0].image
     random.random(), np.random.rand(), torch.rand(3)
     data[0, 9, 1]
-    assert torch.equal(data[2, 5, 0][0], first)
+    assert torch.equal(data[2, 5, 0].image, first)
     for key in ((3, 5, 0), (2, 5, 1), (2, 6, 0)):
-        assert not torch.equal(data[key][0], first)
+        assert not torch.equal(data[key].image, first)
     other, _ = samples(seed=7)
-    assert not torch.equal(other[2, 5, 0][0], first)
+    assert not torch.equal(other[2, 5, 0].image, first)
 
 
 def test_random_generators_are_left_as_they_were():
@@ -63,8 +63,8 @@ def test_batches_do_not_depend_on_the_number_of_workers(workers):
         batches.start(1, 40)
         return list(train_loader(data, batches, config))
 
-    for (a, x, _), (b, y, _) in zip(some_batches(0), some_batches(workers), strict=True):
-        assert torch.equal(a, b) and torch.equal(x, y)
+    for here, there in zip(some_batches(0), some_batches(workers), strict=True):
+        assert torch.equal(here.images, there.images) and torch.equal(here.targets, there.targets)
 
 
 def mixing(**changes):

@@ -13,11 +13,11 @@ import torch
 from nprf_vit.config.yaml_file import dump_config, make_config
 from nprf_vit.engine.checkpoint.file import read_checkpoint
 from nprf_vit.engine.distributed.process_group import Place
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 from nprf_vit.engine.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
-ONE = Place(rank=0, world=1, local_rank=0, device=torch.device('cpu'))
+ONE = Place(rank=0, world=1, device=torch.device('cpu'))
 
 # two epochs of 11 steps; every source of randomness is on
 SMALL = {

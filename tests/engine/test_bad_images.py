@@ -5,11 +5,12 @@ import random
 import pytest
 import torch
 
+from nprf_vit.data.batch import FaultKind, SampleFault
 from nprf_vit.data.datasets.images import ImageSource
 from nprf_vit.data.samples import TrainSamples
 from nprf_vit.engine import faults
 from nprf_vit.engine.checkpoint.file import read_checkpoint
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 from nprf_vit.engine.tasks import classification
 from nprf_vit.engine.validate import validate
 from nprf_vit.errors import BadImage, InputError, RunError
@@ -69,11 +70,12 @@ def test_the_stand_in_follows_from_seed_epoch_and_index():
 
     data = [TrainSamples(Source(range(100), 'L', 'numbers'), lambda image: image, seed) for seed in (1, 1, 2)]
     first = data[0][3, 51, 0]
-    assert first[1] % 2 == 0 and first[2] == '51 odd'
+    assert first.target % 2 == 0 and first.fault == SampleFault(51, 'odd', FaultKind.UNREADABLE)
     assert data[1][3, 51, 0] == data[1][3, 51, 1] == first
-    others = {data[0][epoch, index, 0][1] for epoch, index in ((4, 51), (3, 53), (5, 51))} | {data[2][3, 51, 0][1]}
-    assert others != {first[1]}
-    assert data[0][3, 50, 0][2] == ''
+    keys = (4, 51, 0), (3, 53, 0), (5, 51, 0)
+    others = {data[0][key].target for key in keys} | {data[2][3, 51, 0].target}
+    assert others != {first.target}
+    assert data[0][3, 50, 0].fault is None
 
 
 def test_evaluation_refuses_rather_than_counting_fewer(scans, tmp_path):

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from nprf_vit.data.batch import Batch
 from nprf_vit.data.datasets.digits import Digits
 from nprf_vit.engine.build import build_evaluation
 from nprf_vit.engine.eval_loop import evaluate
 from nprf_vit.engine.model import build_model
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 from nprf_vit.engine.tasks.classification import Classification
 from nprf_vit.engine.validate import validate
 from nprf_vit.errors import InputError
@@ -79,7 +80,7 @@ def batches(size=64, skip=(), twice=()):
     for first in range(0, len(order), size):
         part = order[first : first + size]
         levels = torch.tensor(data.levels[part]).float()[:, None]
-        yield levels, torch.tensor(data.targets[part].astype(int)), torch.tensor(part)
+        yield Batch(levels, torch.tensor(data.targets[part].astype(int)), torch.tensor(part))
 
 
 def test_metrics_against_a_plain_count():

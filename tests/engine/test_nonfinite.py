@@ -8,7 +8,7 @@ import torch
 
 from nprf_vit.data.sample_order import SampleOrder
 from nprf_vit.engine.checkpoint.file import read_checkpoint
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 from nprf_vit.engine.tasks.classification import Classification
 from nprf_vit.errors import RunError
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 from nprf_vit.errors import Exit
 
 from ..data.folders import digit_folder

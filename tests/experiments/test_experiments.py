@@ -8,7 +8,7 @@ import pytest
 from benchmarks import report
 from experiments import ablations, bits_per_dim, command, conversion, ordering, resolution, runs, stability
 from nprf_vit.engine.output import curves
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 
 EXPERIMENTS = {
     'ordering': (ordering, {'SEEDS': 1, 'FACTOR_SEEDS': 1}),

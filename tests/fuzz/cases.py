@@ -89,8 +89,12 @@ def contents(draw) -> dict:
 
 @st.composite
 def calls(draw) -> Case:
-    """One call of `kernel_attention` with everything that its gradient needs."""
-    shape, bias, content = draw(shapes()), draw(biases()), draw(contents())
+    """Choices of one call, and the call."""
+    return build(draw(shapes()), draw(biases()), draw(contents()))
+
+
+def build(shape: dict, bias: dict | None, content: dict) -> Case:
+    """One call of `kernel_attention` with everything that its gradient needs: also what a failing case has printed."""
     g = torch.Generator().manual_seed(shape['seed'])
     dtype, lead = shape['dtype'], (shape['batch'], shape['heads'], shape['n'])
     phi_q, phi_k = (_features(g, (*lead, shape['m']), content['features']) for _ in range(2))

@@ -14,7 +14,7 @@ LEVELS = 17  # 0..16
 def _read_table() -> np.ndarray:
     """The file behind sklearn.datasets.load_digits, whose import alone takes longer than some epochs."""
     package = importlib.util.find_spec('sklearn')
-    if package is None:
+    if package is None or not package.submodule_search_locations:
         raise InputError('dataset digits needs scikit-learn: install nprf_vit[digits]')
     path = Path(package.submodule_search_locations[0]) / 'datasets' / 'data' / 'digits.csv.gz'
     if not path.is_file():
@@ -27,7 +27,7 @@ class Digits:
 
     classes = tuple(str(digit) for digit in range(10))
 
-    def __init__(self, split: str):
+    def __init__(self, split: str) -> None:
         table = _read_table()  # N, 65: the pixels row by row, then the class
         pixels, targets = table[:, :-1].reshape(-1, 8, 8), table[:, -1]
         by_class = np.argsort(targets, kind='stable')

@@ -48,7 +48,7 @@ class BatchImages:
 def _find_batches(root: Path, split: str) -> list[Path]:
     """The split's files in their order, all pickles or all npz, in `root` or in one folder below it."""
     names = _BATCHES[split]
-    found = {}
+    found: dict[tuple[str, str], Path] = {}
     for folder in (root, *sorted(p for p in root.iterdir() if p.is_dir())):
         for name in names:
             for path in (folder / name, folder / f'{name}.npz'):
@@ -154,7 +154,7 @@ def _list_tar(archive: Path) -> list[tuple[str, int, int]]:
     entries = []
     with reading_tar(archive), tarfile.open(archive, 'r:') as tar, open(archive, 'rb') as stream:
         for member in tar:
-            tar.members = []  # tarfile would keep a million of them
+            tar.members = []  # type: ignore[attr-defined]  # tarfile would keep a million of them
             if not member.isfile() or not member.name.endswith('.png'):
                 continue
             name = f'{member.name[-80:]} in {archive}'

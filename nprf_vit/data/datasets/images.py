@@ -11,15 +11,18 @@ from torch.utils.data import Dataset
 
 from nprf_vit.config.schema import Config
 from nprf_vit.data.image_file import check_regular, decode, reading, to_mode
+from nprf_vit.data.split import Split
 from nprf_vit.errors import InputError
 
 from .registry import Location, find_dataset, names_of
+
+MAX_PIXELS = 89_478_485  # PIL's own limit
 
 
 class ImageSource(Dataset):
     """Any indexed dataset as (PIL image in the wanted mode, class)."""
 
-    def __init__(self, dataset: Any, mode: str, name: str, max_pixels: int = Image.MAX_IMAGE_PIXELS):
+    def __init__(self, dataset: Any, mode: str, name: str, max_pixels: int = MAX_PIXELS) -> None:
         self.dataset, self.mode, self.name, self.max_pixels = dataset, mode, name, max_pixels
 
     def __len__(self) -> int:
@@ -56,7 +59,7 @@ class ImageSource(Dataset):
 
     @property
     def num_classes(self) -> int | None:
-        """How many classes the dataset itself knows of, or None when it does not say."""
+        """How many classes the dataset has, or None if it does not say."""
         reader = getattr(self.dataset, 'reader', None)
         for classes in (getattr(reader, 'class_to_idx', None), getattr(self.dataset, 'classes', None)):
             if classes:
@@ -64,7 +67,7 @@ class ImageSource(Dataset):
         return None
 
 
-def open_source(config: Config, split: str) -> ImageSource | IterableImageDataset:
+def open_source(config: Config, split: Split) -> ImageSource | IterableImageDataset:
     """Open a split ('train' or 'validation' by the config's names) and check its classes and its size."""
     training = split == 'train'
     name = config.dataset

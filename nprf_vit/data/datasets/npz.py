@@ -5,7 +5,7 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
@@ -18,7 +18,17 @@ MAX_HEADER = 4096  # characters; numpy writes 118 for most arrays
 MAX_RATIO, ALWAYS = 100, 2**26
 _CHUNK = 2**20
 _MAGIC = b'\x93NUMPY'
-_DAMAGE = (OSError, ValueError, EOFError, KeyError, AttributeError, TypeError, IndexError, struct.error, zlib.error)
+_DAMAGE: tuple[type[Exception], ...] = (
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    AttributeError,
+    TypeError,
+    IndexError,
+    struct.error,
+    zlib.error,
+)
 _DAMAGE += (zipfile.BadZipFile, NotImplementedError, RuntimeError, OverflowError, SyntaxError, MemoryError)
 
 
@@ -57,7 +67,7 @@ def _read(archive: zipfile.ZipFile, name: str, file_size: int) -> np.ndarray:
     return build_array(layout, data)
 
 
-def _read_header(stream: BinaryIO) -> Layout:
+def _read_header(stream: IO[bytes]) -> Layout:
     """As numpy.lib.format has it, which would read a header of 4 GB and build any type of numpy."""
     start = stream.read(8)
     if start[:6] != _MAGIC or len(start) < 8 or start[6] not in (1, 2, 3):

@@ -9,8 +9,10 @@ import torch
 from torch.utils.data import Dataset
 
 from nprf_vit.config.schema import Config
+from nprf_vit.data.batch import Sample
 from nprf_vit.data.sample_order import Key
 from nprf_vit.data.seeding import derive_seed
+from nprf_vit.data.split import Split
 from nprf_vit.errors import InputError
 
 from .registry import DatasetEntry, Location, find_dataset, names_of
@@ -58,7 +60,7 @@ def as_bytes(image: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(image.transpose(2, 0, 1).copy())
 
 
-def open_pixels(config: Config, split: str) -> PixelSource:
+def open_pixels(config: Config, split: Split) -> PixelSource:
     """A split ('train' or 'validation') of the configuration's dataset, its number of images checked."""
     name = config.dataset
     entry = find_dataset(name, 'pixel')
@@ -96,7 +98,7 @@ class SyntheticPixels(Dataset):
     def __init__(self, in_chans: int, img_size: tuple[int, int], levels: int, seed: int) -> None:
         self.shape, self.levels, self.seed = (*img_size, in_chans), levels, seed
 
-    def __getitem__(self, key: Key) -> tuple[torch.Tensor, torch.Tensor]:
+    def __getitem__(self, key: Key) -> Sample:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, 'synthetic', *key))
         image = torch.randint(self.levels, self.shape, dtype=torch.uint8, generator=generator)
-        return image.permute(2, 0, 1), image.flatten()
+        return Sample(image.permute(2, 0, 1), image.flatten())

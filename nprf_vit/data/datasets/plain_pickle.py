@@ -10,7 +10,7 @@ import pickletools
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
@@ -81,7 +81,7 @@ class _Machine:
         self.copies = size  # bytes that may be made by encoding: the same text could be encoded again and again
 
     def run(self, reader: _Reader) -> Any:
-        for count, (opcode, value, _) in enumerate(pickletools.genops(reader)):
+        for count, (opcode, value, _) in enumerate(pickletools.genops(cast(IO[bytes], reader))):
             if count > MAX_OPCODES:
                 raise ValueError(f'more than {MAX_OPCODES} opcodes, which no data file needs')
             if opcode.name == 'STOP':

@@ -13,7 +13,7 @@ from .images import ImageSource
 class RealLabels:
     """Label sets by image index; images without any label are left out of the average, as the authors do."""
 
-    def __init__(self, source: ImageSource, labels: str):
+    def __init__(self, source: ImageSource, labels: str) -> None:
         names = [Path(source.filename(index)).name for index in range(len(source))]
         if labels != 'bundled' and not Path(labels).is_file():
             raise InputError(f'no ReaL label file {labels}; "bundled" takes the labels inside timm')

@@ -1,4 +1,4 @@
-"""All names that the key `dataset` takes, one entry each: what it is called, where it lies, who can learn from it.
+"""All names that the key `dataset` takes, one entry each: its title, where the data is, which tasks take it.
 
 A new dataset is one entry here and a test.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nprf_vit.config.schema import Config
+from nprf_vit.data.split import Split
 
 from .arrays import read_arrays
 from .digits import Digits
@@ -17,7 +18,7 @@ from .folder import open_folder
 from .imagenet32 import BatchImages, PngImages
 from .timm_readers import open_by_name
 
-Opener = Callable[[Config, str], Any]  # of a configuration and a split, 'train' or 'validation'
+Opener = Callable[[Config, Split], Any]
 
 
 class Location(enum.Enum):
@@ -51,7 +52,7 @@ class DatasetEntry:
         return name.startswith(self.name) if self.name.endswith('/') else name == self.name
 
 
-def _split(config: Config, split: str) -> str:
+def _split(config: Config, split: Split) -> str:
     return config.train_split if split == 'train' else config.val_split
 
 
@@ -59,8 +60,13 @@ def _mode(config: Config) -> str:
     return 'L' if config.in_chans == 1 else 'RGB'
 
 
-def _folder(config: Config, split: str) -> Any:
-    return open_folder(config.data_dir, _split(config, split), _mode(config))
+def _data_dir(config: Config) -> str:
+    assert config.data_dir is not None, 'checked by whoever knows the location'
+    return config.data_dir
+
+
+def _folder(config: Config, split: Split) -> Any:
+    return open_folder(_data_dir(config), _split(config, split), _mode(config))
 
 
 def _by_name(own_cache: bool) -> Opener:
@@ -73,21 +79,21 @@ DATASETS = (
         'imagenet32_chrabaszcz',
         'ImageNet32 (Chrabaszcz et al. 2017)',
         Location.FOLDER,
-        {'pixel': lambda config, split: BatchImages(Path(config.data_dir), split)},
+        {'pixel': lambda config, split: BatchImages(Path(_data_dir(config)), split)},
         {'train': 1_281_167, 'validation': 50_000},
     ),
     DatasetEntry(
         'imagenet32_vandenoord',
         'ImageNet32 (van den Oord et al. 2016)',
         Location.FOLDER,
-        {'pixel': lambda config, split: PngImages(Path(config.data_dir), split)},
+        {'pixel': lambda config, split: PngImages(Path(_data_dir(config)), split)},
         {'train': 1_281_149, 'validation': 49_999},
     ),
     DatasetEntry(
         'arrays',
         'array file',
         Location.FILE,
-        {'pixel': lambda config, split: read_arrays(Path(config.data_dir), split)},
+        {'pixel': lambda config, split: read_arrays(Path(_data_dir(config)), split)},
     ),
     DatasetEntry(
         'digits',
@@ -117,7 +123,7 @@ def names_of(task: str) -> list[str]:
     return [entry.name for entry in DATASETS if task in entry.openers]
 
 
-def published_count(dataset: str, split: str) -> int | None:
-    """How many images a dataset was published with; None where nobody has said so."""
+def published_count(dataset: str, split: Split) -> int | None:
+    """How many images a dataset was published with; None if unknown."""
     entry = find_dataset(dataset)
     return None if entry is None else entry.counts.get(split)

@@ -54,7 +54,9 @@ def open_tar(path: Path) -> ReaderImageInTar:
         with tarfile.open(path, 'r:') as tar, open(path, 'rb') as stream:
             _check_rest(stream, ends[None])
             for name, child in children.items():
-                _check_rest(tar.extractfile(child), ends[name])
+                inner = tar.extractfile(child)
+                assert inner is not None, 'the reader has listed files of it'
+                _check_rest(inner, ends[name])
     return reader
 
 
@@ -64,5 +66,5 @@ def _check_rest(stream: IO[bytes], end: int) -> None:
     stream.seek(start)
     with tarfile.open(fileobj=stream, mode='r:') as rest:
         for _ in rest:
-            rest.members = []
+            rest.members = []  # type: ignore[attr-defined]  # tarfile would keep them all
         check_end(stream, rest.offset)

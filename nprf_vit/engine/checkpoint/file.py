@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -24,10 +24,20 @@ from .inspection import inspect_file
 from .schema import find_fault, is_state_dict
 
 FORMAT = 2
-_KNOWN = (1, FORMAT)  # 1 had no checksum
+_FIRST_FORMAT = 1  # without a checksum; read up to this commit
+_LAST_READER = '637e454'
 LAST = 'last.pt'
 # a damaged file may raise almost any of these, depending on the byte that is wrong
-DAMAGE = (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+DAMAGE: tuple[type[Exception], ...] = (
+    RuntimeError,
+    EOFError,
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    AttributeError,
+)
 DAMAGE += (AssertionError, MemoryError, OverflowError, pickle.UnpicklingError, struct.error, SafetensorError)
 DAMAGE += (zipfile.BadZipFile, zlib.error)
 _DAMAGED_OFFSET = (None, errno.EINVAL)  # of an OSError that tells of wrong bytes, such as a seek before the beginning
@@ -50,7 +60,7 @@ def save_checkpoint(content: dict[str, Any], path: Path, keep: int | None = None
     """
     content = {**content, 'checksum': checksum(content)}
 
-    def write(stream):
+    def write(stream: BinaryIO) -> None:
         try:
             torch.save(content, stream)
         except RuntimeError as error:  # torch's word for a stream that takes no more
@@ -101,14 +111,14 @@ def check_file(path: str | Path) -> Path:
 
 
 def unreadable(path: str | Path, error: Exception) -> InputError:
-    """Libraries tell of a damaged file in many words, or in one number; of one that cannot be read in the same."""
+    """WrongCheckpoint for whatever a library raised, or InaccessibleCheckpoint if the file cannot be read at all."""
     if isinstance(error, OSError) and error.errno not in _DAMAGED_OFFSET:
         return _inaccessible(path, error)
     try:
         with open(path, 'rb') as stream:
             while stream.read(1 << 24):
                 pass
-    except OSError as refusal:  # torch has its own word for it
+    except OSError as refusal:  # where torch's message does not say so
         return _inaccessible(path, refusal)
     reason = first_line(error).split('. ')[0]
     return WrongCheckpoint(f'cannot read checkpoint {path}: damaged, cut off, or of another kind ({reason[:100]})')
@@ -128,23 +138,32 @@ def read_checkpoint(path: str | Path, any_format: bool = False) -> dict[str, Any
     path = check_file(path)
     try:
         plan = inspect_file(path)
-        ours = isinstance(plan, dict) and plan.get('format') in _KNOWN
+        ours = isinstance(plan, dict) and plan.get('format') == FORMAT
         fault = find_fault(plan) if ours else None
         if fault:
             raise ValueError(fault)
         if not ours and not (any_format and isinstance(plan, dict)):
-            kind = f'{path} is no checkpoint of this package (format {FORMAT})'
-            raise WrongCheckpoint(f'{kind}: train.py reads others by initial_checkpoint')
+            raise _foreign(path, plan)
         content = torch.load(path, map_location='cpu', weights_only=True)
     except WrongCheckpoint:
         raise
     except DAMAGE as error:
         raise unreadable(path, error) from error
-    if ours and content['format'] > 1:
+    if ours:
         expected = content.pop('checksum', None)
         if checksum(content) != expected:
             raise WrongCheckpoint(f'cannot read checkpoint {path}: its content does not match its checksum')
     return content
+
+
+def _foreign(path: Path, plan: Any) -> WrongCheckpoint:
+    if isinstance(plan, dict) and plan.get('format') == _FIRST_FORMAT and 'state_dict' in plan:
+        return WrongCheckpoint(
+            f'{path} is a checkpoint of format {_FIRST_FORMAT}: continue it once with nprf_vit at commit '
+            f'{_LAST_READER}, which writes format {FORMAT}; its weights alone can be read by initial_checkpoint'
+        )
+    kind = f'{path} is no checkpoint of this package (format {FORMAT})'
+    return WrongCheckpoint(f'{kind}: train.py reads others by initial_checkpoint')
 
 
 def read_state_dict(path: str | Path) -> dict[str, torch.Tensor]:
@@ -175,7 +194,7 @@ def newest_good(
     bad: dict[Path, str] = {}
     for path in checkpoints(folder):
         try:
-            if path in (known or {}):
+            if known and path in known:
                 raise WrongCheckpoint(known[path])
             content = read_checkpoint(path)
             check(content, str(path))

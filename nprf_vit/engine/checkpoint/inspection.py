@@ -9,9 +9,9 @@ its own bytes is given to torch.
 import math
 import pickletools
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 MAX_PICKLE = 64 << 20  # bytes; the description of a large model takes less than one of its 64 MiB
 MAX_DEPTH = 16
@@ -27,11 +27,11 @@ _DICT, _SIZE = 'collections OrderedDict', 'torch Size'
 class Storage(NamedTuple):
     key: str
     kind: str
-    count: int
+    length: int  # numbers
 
     @property
     def size(self) -> int:
-        return self.count * _STORAGES[self.kind]
+        return self.length * _STORAGES[self.kind]
 
 
 class TensorPlan(NamedTuple):
@@ -53,6 +53,9 @@ class _Global(NamedTuple):
 
 class _Mark:
     pass
+
+
+Operation = Callable[[list[Any], Any], None]  # of an opcode, on the stack and its argument
 
 
 def inspect_file(path: Path) -> Any:
@@ -109,12 +112,13 @@ def _open_legacy(stream: BinaryIO, total: int) -> tuple[Any, None, int]:
     return content, None, stream.tell() - begin
 
 
-def _follow(stream: BinaryIO) -> Any:
+def _follow(stream: IO[bytes]) -> Any:
     """Run a pickle on stand-ins. Stops at the first opcode or name that torch.save would not write."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
+    arg: Any
     for opcode, arg, position in pickletools.genops(stream):
-        if position > MAX_PICKLE:
+        if (position or 0) > MAX_PICKLE:
             raise ValueError(f'a description of more than {MAX_PICKLE} bytes')
         name = opcode.name
         if name in ('PROTO', 'FRAME'):
@@ -142,7 +146,7 @@ def _push(stack: list[Any], arg: Any) -> None:
     stack.append(arg)
 
 
-def _constant(value: Any):
+def _constant(value: Any) -> Operation:
     return lambda stack, arg: stack.append(value)
 
 
@@ -157,7 +161,7 @@ def _pop_mark(stack: list[Any]) -> list[Any]:
     return items
 
 
-def _tuple(count: int | None):
+def _tuple(count: int | None) -> Operation:
     def work(stack: list[Any], arg: Any) -> None:
         items = _pop_mark(stack) if count is None else stack[len(stack) - count :] if count else []
         if count:
@@ -234,7 +238,7 @@ def _name(stack: list[Any], arg: str) -> None:
     stack.append(_Global(arg))
 
 
-_OPCODES = {
+_OPCODES: dict[str, Operation] = {
     **{name: _constant(value) for name, value in (('NONE', None), ('NEWTRUE', True), ('NEWFALSE', False))},
     **dict.fromkeys(('BININT', 'BININT1', 'BININT2', 'LONG1', 'BINFLOAT'), _push),
     **dict.fromkeys(('BINUNICODE', 'SHORT_BINUNICODE'), _push),
@@ -282,5 +286,5 @@ def _walk(content: Any, limit: int) -> Iterator[TensorPlan]:
 def _check_tensor(tensor: TensorPlan) -> None:
     count = math.prod(tensor.shape)
     last = tensor.offset + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride))
-    if count and (count > tensor.storage.count or last >= tensor.storage.count):
-        raise ValueError(f'a tensor of shape {tensor.shape} in a storage of {tensor.storage.count}')
+    if count and (count > tensor.storage.length or last >= tensor.storage.length):
+        raise ValueError(f'a tensor of shape {tensor.shape} in a storage of {tensor.storage.length}')

@@ -24,8 +24,10 @@ def expected_state(optimizer: torch.optim.Optimizer) -> tuple[list[State], list[
         for p in stand_ins.values():
             p.grad = torch.empty_like(p)
         twin.step()
-        states = [[dict(twin.state[p]) for p in group['params']] for group in twin.param_groups]
-    except (*DAMAGE, NotImplementedError):
+        states: list[list[State] | None] = [
+            [dict(twin.state[p]) for p in group['params']] for group in twin.param_groups
+        ]
+    except DAMAGE:  # NotImplementedError is a RuntimeError
         return groups, [None] * len(groups)
     return groups, states
 

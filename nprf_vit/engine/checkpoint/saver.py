@@ -6,6 +6,7 @@ from typing import Any
 
 from nprf_vit.config.schema import Config
 from nprf_vit.engine.distributed.process_group import Place
+from nprf_vit.engine.distributed.watchdog import Phase
 from nprf_vit.engine.output.folder import Output
 from nprf_vit.errors import NotSaved, RunError
 
@@ -23,14 +24,14 @@ class Saver:
         say: Where to tell of failures.
     """
 
-    def __init__(self, config: Config, place: Place, output: Output, say: Callable[[str], None]):
+    def __init__(self, config: Config, place: Place, output: Output, say: Callable[[str], None]) -> None:
         self.config, self.place, self.output, self.say = config, place, output, say
         self.folder = output.folder
         self.written_at, self.failures = time.monotonic(), 0
         self.last_step: int | None = None  # of the newest checkpoint on the disk, where known
 
     def due(self, step: int) -> bool:
-        """Whether it is time for one; the main rank's clock counts. A lost folder is told by the attempt."""
+        """Whether a checkpoint is due by the main rank's clock. Also if the folder is lost: the attempt reports it."""
         if self.config.recovery_interval and step % self.config.recovery_interval == 0:
             return True
         minutes = (time.monotonic() - self.written_at) / 60
@@ -50,7 +51,7 @@ class Saver:
         return False
 
     def write_last(self, state: dict[str, Any]) -> bool:
-        def work():
+        def work() -> None:
             for log in (self.output.steps, self.output.skips):
                 if log is not None:
                     log.flush(sync=True)
@@ -90,10 +91,10 @@ class Saver:
         )
 
     def _pause(self) -> None:
-        """On every rank, with signs of life."""
+        """Wait on every rank, with heartbeats."""
         end = time.monotonic() + PAUSE
         while (left := end - time.monotonic()) > 0:
-            self.place.heartbeat.enter('writing a checkpoint')
+            self.place.heartbeat.enter(Phase.SAVING)
             time.sleep(min(left, 0.5))
 
     def newest(self) -> str:
@@ -103,7 +104,7 @@ class Saver:
 
     def attempt(self, name: str, work: Callable[[], None]) -> bool:
         """Write a file on the main rank; whether that worked, on all ranks."""
-        self.place.heartbeat.enter('writing a checkpoint')
+        self.place.heartbeat.enter(Phase.SAVING)
         failed = False
         if self.place.is_main:
             try:

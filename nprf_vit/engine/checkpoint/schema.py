@@ -80,15 +80,23 @@ _PARTS: dict[str, Check] = {
         state=_dict(_count, _STATE),
         param_groups=_list(lambda group: _STATE(group) and _list(_count)(group.get('params'))),
     ),
-    'scheduler': _fields(step=_count),
     'scaler': _dict(_text, _number),
     'position': _fields(epoch=_count, step=_count, images=_optional(_count), next=_optional(_list(_count))),
     'generators': _list(_count),
     'checksum': _text,
 }
-WEIGHTS = ('config', 'step', 'state_dict')
-RUN = (*WEIGHTS, 'history', 'best', 'meter', 'state_dict_ema', 'optimizer', 'scaler')
-RUN_2 = (*RUN, 'skipped', 'bad_images', 'position', 'generators')  # format 2
+RUN: tuple[str, ...] = (
+    'config',
+    'step',
+    'state_dict',
+    'history',
+    'best',
+    'meter',
+    'state_dict_ema',
+    'optimizer',
+    'scaler',
+)
+RUN += ('skipped', 'bad_images', 'position', 'generators')
 
 
 def find_fault(content: dict[Any, Any]) -> str | None:

@@ -1,6 +1,6 @@
 """The whole state of a run: into a checkpoint, and back."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nprf_vit.config.schema import differences
@@ -12,7 +12,19 @@ from nprf_vit.errors import InputError, first_line
 
 from .file import DAMAGE, FORMAT, WrongCheckpoint
 from .optimizer_state import expected_state, find_misfit
-from .schema import RUN, RUN_2, find_missing
+from .schema import RUN, find_missing
+
+
+@dataclass
+class SkippedSteps:
+    """How many steps made no update, for a loss or a gradient that was not finite."""
+
+    total: int = 0
+    epoch: int = 0  # since it began
+    in_a_row: int = 0  # up to the last step
+
+    def add(self) -> None:
+        self.total, self.epoch, self.in_a_row = self.total + 1, self.epoch + 1, self.in_a_row + 1
 
 
 @dataclass
@@ -22,7 +34,7 @@ class Progress:
     step: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)  # one row per finished epoch
     best: dict[str, Any] | None = None  # the row of the best epoch, whose weights are in best.pt
-    skipped: dict[str, int] = field(default_factory=lambda: {'total': 0, 'epoch': 0, 'in_a_row': 0})
+    skipped: SkippedSteps = field(default_factory=SkippedSteps)
     bad_images: dict[int, str] = field(default_factory=dict)  # index of the training set → what is wrong with it
     failed_augmentations: int = 0
     unaugmented: dict[int, str] = field(default_factory=dict)  # the images of the first of these, and the reasons
@@ -36,7 +48,7 @@ def run_state(run: Training, progress: Progress, meter: LossMeter) -> dict[str, 
         'step': progress.step,
         'history': progress.history,
         'best': progress.best,
-        'skipped': dict(progress.skipped),
+        'skipped': asdict(progress.skipped),
         'bad_images': dict(progress.bad_images),
         'failed_augmentations': progress.failed_augmentations,
         'unaugmented': dict(progress.unaugmented),
@@ -44,7 +56,6 @@ def run_state(run: Training, progress: Progress, meter: LossMeter) -> dict[str, 
         'state_dict': run.model.state_dict(),
         'state_dict_ema': None if run.ema is None else run.ema.module.state_dict(),
         'optimizer': run.optimizer.state_dict(),
-        'scheduler': {'step': progress.step},
         'scaler': run.scaler.state_dict(),
         'position': _position(run, progress.step),
         'generators': [model_seed(run.config.seed, progress.step, rank) for rank in range(run.place.world)],
@@ -79,7 +90,7 @@ def check_continues(content: dict[str, Any], origin: str, config: dict[str, Any]
     """Raise unless this is a checkpoint of a run with this configuration."""
     if 'optimizer' not in content:
         raise InputError(f'{origin} holds weights only: resume from last.pt, or start from it as initial_checkpoint')
-    missing = find_missing(content, RUN if content['format'] == 1 else RUN_2)
+    missing = find_missing(content, RUN)
     if missing:
         raise WrongCheckpoint(f'cannot continue from {origin}: {missing}')
     changed = differences(content['config'], config)
@@ -94,8 +105,7 @@ def restore(run: Training, meter: LossMeter, content: dict[str, Any], origin: st
     """
     step = content['step']
     _check_progress(run, content, origin)
-    if content['format'] > 1:
-        _check_place(run, content, origin)
+    _check_place(run, content, origin)
     if run.ema is not None:
         load_exact(run.ema.module, content['state_dict_ema'], origin)
     expected = expected_state(run.optimizer)
@@ -107,11 +117,11 @@ def restore(run: Training, meter: LossMeter, content: dict[str, Any], origin: st
     fault = find_misfit(run.optimizer, expected)
     if fault:
         raise WrongCheckpoint(f'cannot continue from {origin}: the state of the optimizer does not fit: {fault}')
-    run.scheduler.step_update(step)
+    run.schedule.step_update(step)
     meter.load_state_dict(content['meter'])
-    names = ('skipped', 'bad_images', 'failed_augmentations', 'unaugmented')
-    faults = {name: content[name] for name in names if name in content}  # older checkpoints lack the later ones
-    return Progress(step, content['history'], content['best'], **faults)
+    later = {name: content[name] for name in ('failed_augmentations', 'unaugmented') if name in content}
+    skipped = SkippedSteps(**content['skipped'])
+    return Progress(step, content['history'], content['best'], skipped, content['bad_images'], **later)
 
 
 def _check_progress(run: Training, content: dict[str, Any], origin: str) -> None:

@@ -1,4 +1,4 @@
-"""Where this process stands among its peers, and the few collective operations a run needs."""
+"""Rank, world size and device of this process, and the few collective operations a run needs."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ import torch.distributed as dist
 from nprf_vit.errors import InputError, RunError, first_line
 from nprf_vit.processes import die_with_parent
 
-from .rendezvous import meet
-from .watchdog import Heartbeat, Watchdog
+from .rendezvous import rendezvous
+from .watchdog import Heartbeat, Phase, Watchdog
 
 T = TypeVar('T')
 
@@ -25,7 +25,6 @@ class Place:
 
     rank: int
     world: int
-    local_rank: int
     device: torch.device
     store: dist.Store | None = field(default=None, compare=False)  # what ranks tell each other outside collectives
     heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
@@ -45,7 +44,7 @@ class Place:
             dist.barrier()
 
     def any(self, flag: bool) -> bool:
-        """True on all ranks when it is true on one, so that all of them turn together."""
+        """True on all ranks if it is true on one, so that all of them take the same branch."""
         if self.world == 1:
             return flag
         return bool(self.sum(torch.tensor([int(flag)], device=self.device)).item())
@@ -54,7 +53,7 @@ class Place:
         """What each rank has, by rank, on all ranks."""
         if self.world == 1:
             return [value]
-        everyone: list = [None] * self.world
+        everyone: list[Any] = [None] * self.world
         dist.all_gather_object(everyone, value)
         return everyone
 
@@ -109,18 +108,17 @@ def process_group(device: str = 'auto', threads: int | None = None, stall_timeou
     if 'TORCHELASTIC_RUN_ID' in os.environ:
         die_with_parent()  # or workers of a killed agent would go on writing beside the group that replaces them
     rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
-    local_rank = int(os.environ.get('LOCAL_RANK', 0))
-    chosen = choose_device(device, local_rank)
+    chosen = choose_device(device, int(os.environ.get('LOCAL_RANK', 0)))
     heartbeat = Heartbeat()
     with Watchdog(heartbeat, rank, world, stall_timeout) as watchdog:
         if world == 1:
-            yield Place(rank, world, local_rank, chosen, heartbeat=heartbeat)
+            yield Place(rank, world, chosen, heartbeat=heartbeat)
             return
         # collectives wait longer than the watchdog, which knows more about who is missing
         patience = timedelta(seconds=2 * stall_timeout + 60)
         store = _own_store(rank, world, patience, heartbeat)
         address = f'{os.environ.get("MASTER_ADDR")}:{os.environ.get("MASTER_PORT")}'
-        watchdog.follow(dist.PrefixStore('pulse', store.clone()), address)
+        watchdog.follow(dist.PrefixStore('heartbeats', store.clone()), address)
         on_gpu = chosen.type == 'cuda'
         dist.init_process_group(
             'nccl' if on_gpu else 'gloo',
@@ -131,7 +129,7 @@ def process_group(device: str = 'auto', threads: int | None = None, stall_timeou
             device_id=chosen if on_gpu else None,
         )
         try:
-            yield Place(rank, world, local_rank, chosen, dist.PrefixStore('words', store), heartbeat)
+            yield Place(rank, world, chosen, dist.PrefixStore('flags', store), heartbeat)
         finally:
             dist.destroy_process_group()
 
@@ -141,6 +139,6 @@ def _own_store(rank: int, world: int, patience: timedelta, heartbeat: Heartbeat)
     try:
         store, _, _ = next(dist.rendezvous('env://', timeout=patience))
         # waiting for the others is no stall as long as the store answers
-        return meet(store, rank, world, patience, lambda: heartbeat.enter('joining the group'))
+        return rendezvous(store, rank, world, patience, lambda: heartbeat.enter(Phase.JOINING))
     except (dist.DistError, OSError) as error:
         raise RunError(f'rank {rank} cannot join the group: {first_line(error)}') from error

@@ -18,13 +18,16 @@ from nprf_vit.errors import RunError
 _PAUSE = 0.05  # seconds
 
 
-def meet(
+def rendezvous(
     store: dist.Store, rank: int, world: int, timeout: timedelta, alive: Callable[[], None] = lambda: None
 ) -> dist.Store:
     """The part of `store` that belongs to this start; returns when all ranks are there.
 
-    Every rank shows a word made up for the occasion. Rank 0 reads them out with a word of its own until each of the
-    others has heard its present word and said so. `alive` is called whenever the store has answered.
+    Each rank publishes a nonce. Rank 0 publishes the roster of nonces, under its own as the name of this start, until
+    every rank has acknowledged the roster that has its present nonce.
+
+    Args:
+        alive: Called whenever the store has answered.
     """
     deadline = time.monotonic() + timeout.total_seconds()
 
@@ -34,31 +37,31 @@ def meet(
             raise RunError(f'rank {rank} waited in vain for the other ranks to start')
         time.sleep(_PAUSE)
 
-    own = uuid.uuid4().hex
-    store.set(f'hello/{rank}', own)
-    name = _call(store, own, world, pause) if rank == 0 else _answer(store, rank, own, pause)
+    nonce = uuid.uuid4().hex
+    store.set(f'nonce/{rank}', nonce)
+    name = _publish_roster(store, nonce, world, pause) if rank == 0 else _acknowledge(store, rank, nonce, pause)
     return dist.PrefixStore(f'start/{name}', store)
 
 
-def _call(store: dist.Store, own: str, world: int, pause: Callable[[], None]) -> str:
+def _publish_roster(store: dist.Store, name: str, world: int, pause: Callable[[], None]) -> str:
     others = range(1, world)
-    said = None
+    published = None
     while True:
-        words = {rank: _read(store, f'hello/{rank}') for rank in others}
-        if words != said:
-            store.set('roster', json.dumps({'name': own, 'words': words}))
-            said = words
-        if all(_read(store, f'heard/{rank}') == f'{own} {words[rank]}' for rank in others):
-            store.set(f'complete/{own}', '1')
-            return own
+        nonces = {rank: _read(store, f'nonce/{rank}') for rank in others}
+        if nonces != published:
+            store.set('roster', json.dumps({'name': name, 'nonces': nonces}))
+            published = nonces
+        if all(_read(store, f'acknowledged/{rank}') == f'{name} {nonces[rank]}' for rank in others):
+            store.set(f'complete/{name}', '1')
+            return name
         pause()
 
 
-def _answer(store: dist.Store, rank: int, own: str, pause: Callable[[], None]) -> str:
+def _acknowledge(store: dist.Store, rank: int, nonce: str, pause: Callable[[], None]) -> str:
     while True:
-        roster = json.loads(_read(store, 'roster') or '{"name": "", "words": {}}')
-        if roster['words'].get(str(rank)) == own:
-            store.set(f'heard/{rank}', f'{roster["name"]} {own}')
+        roster = json.loads(_read(store, 'roster') or '{"name": "", "nonces": {}}')
+        if roster['nonces'].get(str(rank)) == nonce:
+            store.set(f'acknowledged/{rank}', f'{roster["name"]} {nonce}')
             if _read(store, f'complete/{roster["name"]}'):
                 return roster['name']
         pause()

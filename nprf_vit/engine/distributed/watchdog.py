@@ -1,5 +1,6 @@
-"""Signs of life: what each rank is doing, and an end to waiting for one that does nothing any more."""
+"""The watchdog: each rank publishes what it is doing, and a rank that makes no progress ends the group."""
 
+import enum
 import faulthandler
 import json
 import os
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -14,37 +16,68 @@ from nprf_vit.errors import Exit
 
 STALLED = Exit.STALLED
 
-# in the order in which a micro-batch, and then the step, passes through them; who is behind is who the others wait for
-PHASES = ('joining the group', 'starting', 'waiting for data', 'forward', 'backward', 'agreeing', 'update')
-PHASES += ('evaluation', 'summing up the evaluation', 'writing a checkpoint', 'ending')
+
+class Phase(enum.Enum):
+    """What a rank is doing, in the order in which a micro-batch, and then the step, passes through it.
+
+    Who is behind is who the others wait for.
+    """
+
+    JOINING = 'joining the group'
+    STARTING = 'starting'
+    LOADING = 'waiting for data'
+    FORWARD = 'forward'
+    BACKWARD = 'backward'
+    AGREEING = 'agreeing'
+    UPDATE = 'update'
+    EVALUATION = 'evaluation'
+    SUMMING = 'summing up the evaluation'
+    SAVING = 'writing a checkpoint'
+    ENDING = 'ending'
+
+
+_PHASES = list(Phase)
 _MISSED = 5  # heartbeats in a row, from which on a rank is not counted as alive
-_SAYING = 5.0  # seconds for the last words
+_REPORTING = 5.0  # seconds for the last message
+
+
+class State(NamedTuple):
+    """Where a rank is; of two positions, the greater has gone further."""
+
+    step: int = 0
+    micro_step: int = 0
+    phase: int = 0  # by its order
+    signs: int = 0  # of life so far
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        return self.step, self.micro_step, self.phase
+
+    def __str__(self) -> str:
+        return f'{_PHASES[self.phase].value}, step {self.step}'
 
 
 class Heartbeat:
     """The phase this process is in. Entering one, even the same again, is a sign of life."""
 
     def __init__(self) -> None:
-        self.state = [0, 0, 0, 0]  # step, micro-batch, phase, signs of life
+        self.state = State()
 
-    def enter(self, phase: str, step: int | None = None, micro_step: int | None = None) -> None:
-        """Without a step or micro-batch: still in the one before."""
-        last_step, last_micro_step, _, signs = self.state
-        step, micro_step = step or last_step, last_micro_step if micro_step is None else micro_step
-        self.state = [step, micro_step, PHASES.index(phase), signs + 1]
+    def enter(self, phase: Phase, step: int | None = None, micro_step: int | None = None) -> None:
+        """Enter a phase; step and micro-batch stay as they were unless given."""
+        last = self.state
+        micro_step = last.micro_step if micro_step is None else micro_step
+        self.state = State(step or last.step, micro_step, _PHASES.index(phase), last.signs + 1)
 
 
 @dataclass
 class Seen:
     """What this rank knows of one rank, itself included."""
 
-    state: list[int]
+    state: State
     changed: float  # when its state was last another one
     beat: int  # of its watchdog, which beats while its main thread waits, and stops with the process or its network
     heard: float  # when the beat was last another one
-
-    def __str__(self) -> str:
-        return f'{PHASES[self.state[2]]}, step {self.state[0]}'
 
 
 class Watchdog:
@@ -59,7 +92,7 @@ class Watchdog:
     thread of their own, for which nobody waits.
     """
 
-    def __init__(self, heartbeat: Heartbeat, rank: int, world: int, timeout: float):
+    def __init__(self, heartbeat: Heartbeat, rank: int, world: int, timeout: float) -> None:
         self.heartbeat, self.rank, self.world, self.timeout = heartbeat, rank, world, timeout
         self.interval = min(timeout / 20, 10.0)
         self.clock = 0.0  # seconds that this process has been running: while it is frozen, no other can be late
@@ -78,7 +111,7 @@ class Watchdog:
     def follow(self, store: dist.Store, address: str) -> None:
         """From now on compare with the other ranks; the connection must be used by nobody else."""
         self.answered, self.address = self.clock, address
-        self.seen = {rank: Seen([0, 0, 0, 0], self.clock, 0, self.clock) for rank in range(self.world)}
+        self.seen = {rank: Seen(State(), self.clock, 0, self.clock) for rank in range(self.world)}
         threading.Thread(target=self._exchange_all, args=(store,), name='heartbeat', daemon=True).start()
 
     def _watch(self) -> None:
@@ -105,11 +138,11 @@ class Watchdog:
         store.set(str(self.rank), json.dumps([beat, *self.heartbeat.state]))
         others = [rank for rank in range(self.world) if rank != self.rank and store.check([str(rank)])]
         for rank, text in zip(others, store.multi_get([str(rank) for rank in others]) if others else []):
-            beat, *state = json.loads(text)
-            self._note(rank, state, beat)
+            their_beat, *numbers = json.loads(text)
+            self._note(rank, State(*numbers), their_beat)
         self.answered = self.clock
 
-    def _note(self, rank: int, state: list[int], beat: int) -> None:
+    def _note(self, rank: int, state: State, beat: int) -> None:
         old = self.seen.get(rank)
         changed = old.changed if old and old.state == state else self.clock
         heard = old.heard if old and old.beat == beat else self.clock
@@ -124,27 +157,29 @@ class Watchdog:
         silent = {rank: it for rank, it in seen.items() if now - it.heard > _MISSED * self.interval}
         if silent:  # others may seem to be behind them, in what they last told; wait until it is certain
             lost = {rank: it for rank, it in silent.items() if now - it.heard > self.timeout}
-            return {rank: f'silent for {now - it.heard:.0f} s, last in {it}' for rank, it in sorted(lost.items())}
-        behind = min((it.state[:3] for it in seen.values()), default=None)
+            return {rank: f'silent for {now - it.heard:.0f} s, last in {it.state}' for rank, it in sorted(lost.items())}
+        behind = min((it.state.position for it in seen.values()), default=None)
         return {
-            rank: f'{it}, for {now - it.changed:.0f} s'
+            rank: f'{it.state}, for {now - it.changed:.0f} s'
             for rank, it in sorted(seen.items())
-            if it.state[:3] == behind and now - it.changed > self.timeout
+            if it.state.position == behind and now - it.changed > self.timeout
         }
 
     def _give_up(self, found: dict[int | None, str]) -> None:
-        saying = threading.Thread(target=self._say, args=(found,), daemon=True)
-        saying.start()
-        saying.join(_SAYING + 2 * self.interval)  # a pipe that nobody reads, a log on a lost file server: then unsaid
+        reporting = threading.Thread(target=self._report, args=(found,), daemon=True)
+        reporting.start()
+        reporting.join(
+            _REPORTING + 2 * self.interval
+        )  # a pipe that nobody reads, a log on a lost file server: then unsaid
         os._exit(STALLED)  # the main thread may never come back to be asked
 
-    def _say(self, found: dict[int | None, str]) -> None:
+    def _report(self, found: dict[int | None, str]) -> None:
         limit = f'stall_timeout is {self.timeout:g} s'
         if None in found:
-            said = f'the store at {self.address}: {found[None]}; this node or that of the store is cut off; {limit}'
+            message = f'the store at {self.address}: {found[None]}; this node or that of the store is cut off; {limit}'
         else:
-            said = 'stalled: ' + '; '.join(f'rank {rank} ({text})' for rank, text in found.items()) + f'; {limit}'
-        print(f'error (rank {self.rank}): {said}', file=sys.stderr, flush=True)
+            message = 'stalled: ' + '; '.join(f'rank {rank} ({text})' for rank, text in found.items()) + f'; {limit}'
+        print(f'error (rank {self.rank}): {message}', file=sys.stderr, flush=True)
         if self.rank in found:
             faulthandler.dump_traceback(all_threads=True)
         elif None not in found:

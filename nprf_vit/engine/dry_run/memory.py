@@ -58,8 +58,8 @@ def peak(device: torch.device) -> int:
     return _status('VmHWM') or _highest()
 
 
-def left(device: torch.device) -> int | None:
-    """What the device, the container and the process's own limit leave; None where nobody says."""
+def available(device: torch.device) -> int | None:
+    """What the device, the container and the process's own limit leave; None where there is no limit."""
     if device.type == 'cuda':
         return torch.cuda.mem_get_info(device)[0]
     found = [_field('/proc/meminfo', 'MemAvailable')]

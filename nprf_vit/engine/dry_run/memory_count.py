@@ -2,7 +2,7 @@
 
 import copy
 import weakref
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from nprf_vit.data.batch import Batch
 from nprf_vit.engine.build import Training
 from nprf_vit.engine.optimizer import build_optimizer
 
@@ -53,7 +54,7 @@ def count_memory(run: Training) -> MemoryCount:
         CannotCount: Where some operation does not run on fake tensors.
     """
     sample = run.task.synthetic_samples(run.config, run.model)[0, 0, 0]
-    sample = [torch.as_tensor(x, device=run.place.device) for x in sample]
+    parts = [torch.as_tensor(x, device=run.place.device) for x in (sample.image, sample.target)]
     # autograd whose first use is on fake tensors starts threads, after which no forked process could use it
     torch.ones((), requires_grad=True).backward()
     fake = FakeTensorMode()
@@ -66,7 +67,8 @@ def count_memory(run: Training) -> MemoryCount:
             weights = live.bytes
             optimizer = build_optimizer(run.config, model)
             for _ in range(2):
-                batch = [torch.empty((run.plan.micro, *x.shape), dtype=x.dtype, device=x.device) for x in sample]
+                sizes = [((run.plan.micro, *x.shape), x.dtype, x.device) for x in parts]
+                batch = Batch(*(torch.empty(shape, dtype=kind, device=where) for shape, kind, where in sizes))
                 _update(run, model, optimizer, batch)
             state = _state_bytes(optimizer)
     except _REFUSALS as error:
@@ -78,8 +80,8 @@ def count_memory(run: Training) -> MemoryCount:
     return MemoryCount(*tensors, int(_HOLES * sum(tensors)) if run.place.device.type == 'cpu' else 0)
 
 
-def _update(run: Training, model: nn.Module, optimizer: torch.optim.Optimizer, batch: list[torch.Tensor]) -> None:
-    images, targets = run.task.mix(*batch, 0, 0, 0)
+def _update(run: Training, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+    images, targets = run.task.mix(batch.images, batch.targets, 0, 0, 0)
     with run.autocast():
         logits = model(images)
     loss = run.task.loss(logits, targets)
@@ -114,7 +116,7 @@ class _Live(TorchDispatchMode):
     def _remove(self, size: int) -> None:
         self.bytes -= size
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype != torch.bool:
             # optimizers ask for the number of a step, and pixel models for the range of bytes: no shape depends on it
             return 1.0 if args[0].is_floating_point() else 1

@@ -1,5 +1,6 @@
 """`--dry-run`: would this run fit, and how long would it take?"""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from . import memory
 from .memory_count import CannotCount, MemoryCount, count_memory
 from .trials import Bench, Trial, at
 
+Say = Callable[[str], None]
 CPU_SECONDS = 60  # of steps, about
 
 
@@ -73,7 +75,7 @@ def dry_run(config: Config, place: Place) -> dict[str, Any]:
         'extrapolated': extrapolated,
         'memory_count': counted,
     }
-    _conclude(config, run, result, trials, batch, memory.left(device), say)
+    _conclude(config, run, result, trials, batch, memory.available(device), say)
     return result
 
 
@@ -95,7 +97,7 @@ def _whole(config: Config, place: Place) -> Run:
     )
 
 
-def _count(config: Config, place: Place, say) -> MemoryCount | None:
+def _count(config: Config, place: Place, say: Say) -> MemoryCount | None:
     """The memory of an update of the whole, batch and depth as configured; None where it cannot be counted."""
     memory.release(place.device)
     whole = replace(config, pretrained=False, initial_checkpoint=None)
@@ -106,7 +108,7 @@ def _count(config: Config, place: Place, say) -> MemoryCount | None:
         return None
 
 
-def _on_gpu(bench: Bench, run: Run, say) -> list[Trial]:
+def _on_gpu(bench: Bench, run: Run, say: Say) -> list[Trial]:
     """The batch of the configuration, or the half, or the half of that, until one fits."""
     batch = run.plan.micro
     while True:
@@ -121,16 +123,16 @@ def _on_gpu(bench: Bench, run: Run, say) -> list[Trial]:
         say(f'memory ran out: trying a batch of {batch} per device')
 
 
-def _on_cpu(bench: Bench, run: Run, say) -> list[Trial]:
+def _on_cpu(bench: Bench, run: Run, say: Say) -> list[Trial]:
     """Trials from which to read off an update of the run, the nearest to it that are to be had in a minute."""
     smallest, micro, depth = min(bench.smallest, run.plan.micro), run.plan.micro, run.depth
     probe = bench.trial(smallest, 1)
     if probe is None:
-        room = _room(bench.place.device)
+        left = _room(bench.place.device)
         raise RunError(
-            f'{bench.config.model} does not fit: memory runs out with {smallest} images and one block ({room})'
+            f'{bench.config.model} does not fit: memory runs out with {smallest} images and one block ({left})'
         )
-    room, widest = bench.agreed_room(memory.left(bench.place.device)), probe
+    room, widest = bench.agreed_room(memory.available(bench.place.device)), probe
 
     def obstacle(*sizes: tuple[int, int]) -> str:
         """What speaks against trials of (batch, depth), judged by the probe; both estimates err on the high side."""
@@ -150,16 +152,18 @@ def _on_cpu(bench: Bench, run: Run, say) -> list[Trial]:
     for number, sizes in enumerate(plans):
         reason = obstacle(*sizes)
         if not reason:
-            trials = [bench.trial(*size) for size in sizes]
-            if None not in trials:
-                return [probe, *trials] if number > 1 else trials
+            done = [trial for trial in (bench.trial(*size) for size in sizes) if trial is not None]
+            if len(done) == len(sizes):
+                return [probe, *done] if number > 1 else done
             reason = 'memory ran out'
         if number < len(plans) - 1:
             say(f'{reason}: {words[number]}')
     return [probe]
 
 
-def _conclude(config: Config, run: Run, result: dict, trials: list[Trial], batch: int, room: int | None, say) -> None:
+def _conclude(
+    config: Config, run: Run, result: dict[str, Any], trials: list[Trial], batch: int, room: int | None, say: Say
+) -> None:
     label = bound = ''
     if result['extrapolated']:
         label = ' (extrapolated)'
@@ -203,5 +207,5 @@ def _listed(numbers: list[int]) -> str:
 
 
 def _room(device: torch.device) -> str:
-    room = memory.left(device)
+    room = memory.available(device)
     return 'nobody says how much there is' if room is None else f'{gib(room)} left'

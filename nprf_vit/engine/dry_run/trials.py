@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch.utils.data import default_collate
 
 from nprf_vit.config.schema import Config
+from nprf_vit.data.batch import Batch, collate
 from nprf_vit.engine.build import Training, build_training
 from nprf_vit.engine.distributed.process_group import Place
 from nprf_vit.engine.tasks.registry import task_of
@@ -88,12 +88,12 @@ class Bench:
         run = build_training(config, self.place, synthetic=True)
         run.wrapped.train()
         samples = run.task.synthetic_samples(config, run.model)
-        images, targets = default_collate([samples[0, i, 0] for i in range(run.plan.micro)])
+        batch = collate([samples[0, i, 0] for i in range(run.plan.micro)])
         if self.place.world > 1:
-            self._try_alone(run, images, targets)
+            self._try_alone(run, batch)
         times: list[float] = []
         while len(times) < 2 or (sum(times[1:]) < _ENOUGH_SECONDS and len(times) <= _MOST_STEPS):
-            batches = iter([(images.clone(), targets.clone())])  # mixing writes into them
+            batches = iter([Batch(batch.images.clone(), batch.targets.clone())])  # mixing writes into them
             self._wait()
             begin = time.perf_counter()
             train_step(run, batches, len(times), Clock())
@@ -103,12 +103,12 @@ class Bench:
                 return times[0]
         return statistics.median(times[1:])
 
-    def _try_alone(self, run: Training, images: torch.Tensor, targets: torch.Tensor) -> None:
+    def _try_alone(self, run: Training, batch: Batch) -> None:
         """Forward and backward without the other ranks: who ran out of memory would leave them waiting."""
         failed = None
         try:
             device = self.place.device
-            images, targets = run.task.mix(images.clone().to(device), targets.to(device), 0, 0, 0)
+            images, targets = run.task.mix(batch.images.clone().to(device), batch.targets.to(device), 0, 0, 0)
             with run.autocast():
                 logits = run.model(images)
             run.task.loss(logits, targets).backward()

@@ -8,7 +8,7 @@ from typing import BinaryIO
 _SUFFIX = '.tmp'
 
 
-def replace_file(path: Path, write: Callable[[BinaryIO], None], before: Callable[[], None] | None = None) -> None:
+def replace_file(path: Path, write: Callable[[BinaryIO], object], before: Callable[[], None] | None = None) -> None:
     """Write beside the target, flush to the disk, then rename: a reader sees the old file or the new one, whole.
 
     Args:

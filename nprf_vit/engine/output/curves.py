@@ -1,28 +1,30 @@
-"""curves.png: losses and accuracies over epochs, drawn from summary.csv alone."""
+"""curves.png: losses and a metric over epochs, drawn from summary.csv alone."""
 
 import importlib.util
 from pathlib import Path
 
-from .folder import read_rows
+from .csv_file import read_rows
 
 available = importlib.util.find_spec('matplotlib') is not None
 
 
-def draw_curves(summary: Path, picture: Path) -> None:
+def draw_curves(summary: Path, picture: Path, metric: str, label: str) -> None:
+    """Args:
+    metric: Columns whose names end in it are drawn beside the losses.
+    label: Of its axis.
+    """
     from matplotlib.figure import Figure
 
     rows = read_rows(summary)
     names = list(rows[0]) if rows else []
-    losses = [name for name in names if name.endswith('loss')]
-    metrics = [name for name in names if name.endswith(('top1', 'bpd'))]
     figure = Figure(figsize=(10, 4), layout='constrained')
-    unit = 'bits/dim' if 'bpd' in names else 'top-1, %'
-    for axes, chosen, label in zip(figure.subplots(1, 2), (losses, metrics), ('loss', unit)):
+    for axes, suffix, title in zip(figure.subplots(1, 2), ('loss', metric), ('loss', label)):
+        chosen = [name for name in names if name.endswith(suffix)]
         for name in chosen:
             points = [(int(row['epoch']), float(row[name])) for row in rows if row[name]]
             axes.plot(*zip(*points), label=name) if points else None
         axes.set_xlabel('epoch')
-        axes.set_ylabel(label)
+        axes.set_ylabel(title)
         axes.grid(alpha=0.3)
         if chosen:
             axes.legend()

@@ -1,9 +1,9 @@
 """The output folder: whose it is, and the small files in it."""
 
 import contextlib
-import csv
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from nprf_vit.engine.checkpoint.file import checkpoints, set_aside
 from nprf_vit.errors import InputError, first_line
 
 from .atomic_file import remove_leftovers, write_text
+from .csv_file import write_rows
 from .line_log import SkipLog, StepLog
 from .lock import SoleWriter
 from .provenance import provenance
@@ -23,20 +24,20 @@ _LAUNCHES, _LARGEST_LAUNCHES = 'launches.json', 2**24  # bytes; some 500 for eac
 class Output:
     """A run's output folder. The main rank holds its lock and writes; on the others nothing is opened."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path) -> None:
         self.folder, self.lock = folder, SoleWriter(folder)
         self.steps: StepLog | None = None
         self.skips: SkipLog | None = None
 
     def hold(self, stack: contextlib.ExitStack) -> None:
         """Take the lock on `stack` if there is a folder, so that nothing changes in it any more. Main rank."""
-        with _told(self.folder):
+        with _refusals_as_input_errors(self.folder):
             if self.folder.is_dir():
                 stack.enter_context(self.lock)
 
     def open(self, config: Config, world: int, stack: contextlib.ExitStack) -> list[str]:
-        """Create the folder, note the configuration and what runs it; returns what is to be said. Main rank."""
-        with _told(self.folder):
+        """Create the folder, note the configuration and what runs it; returns messages. Main rank."""
+        with _refusals_as_input_errors(self.folder):
             if not self.lock.held:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(self.lock)
@@ -44,29 +45,29 @@ class Output:
             self.lock.check()
             remove_leftovers(self.folder)
             write_text(self.folder / 'config.yaml', dump_config(config))
-            launches, said = _read_launches(self.folder / _LAUNCHES)
+            launches, messages = _read_launches(self.folder / _LAUNCHES)
             write_text(self.folder / _LAUNCHES, json.dumps([*launches, provenance(world)], indent=2) + '\n')
-        return said
+        return messages
 
     def continue_from(self, step: int, history: list[dict[str, Any]], bad: dict[Path, str]) -> list[str]:
-        """Tables and logs as they were at a step, open for what follows; returns what is to be said. Main rank.
+        """Tables and logs as they were at a step, open for what follows; returns messages. Main rank.
 
         Args:
             bad: Checkpoints after that step and what is wrong with them.
         """
-        with _told(self.folder):
-            said = [f'{text}; set aside as {set_aside(path).name}' for path, text in bad.items()]
+        with _refusals_as_input_errors(self.folder):
+            messages = [f'{text}; set aside as {set_aside(path).name}' for path, text in bad.items()]
             if history:
                 write_rows(self.folder / 'summary.csv', history)
             else:
                 (self.folder / 'summary.csv').unlink(missing_ok=True)
             self.steps = StepLog(self.folder / 'steps.csv', step)
             self.skips = SkipLog(self.folder / 'skipped_steps.jsonl', step)
-        return said
+        return messages
 
 
 @contextlib.contextmanager
-def _told(folder: Path):
+def _refusals_as_input_errors(folder: Path) -> Iterator[None]:
     """What the system refuses at the start of a run is a mistake in its input."""
     try:
         yield
@@ -76,7 +77,7 @@ def _told(folder: Path):
 
 def check_output(folder: Path, config: Config, resume: str | None) -> None:
     """Refuse a folder that belongs to another run. Reads only, so every rank may call it."""
-    with _told(folder):
+    with _refusals_as_input_errors(folder):
         saved = folder / 'config.yaml'
         changed = differences(load_config(saved).to_dict(), config.to_dict()) if saved.is_file() else []
         if changed:
@@ -93,7 +94,7 @@ def check_output(folder: Path, config: Config, resume: str | None) -> None:
 
 
 def _read_launches(path: Path) -> tuple[list[Any], list[str]]:
-    """What is on record, and what to say if it cannot be read: no run depends on it."""
+    """What is on record, and a message if it cannot be read: no run depends on it."""
     if not path.is_file():
         return [], []
     try:
@@ -115,16 +116,3 @@ def check_space(folder: Path, needed: int) -> None:
             f'{folder} has {free / 2**20:.0f} MiB left, and a checkpoint of this run takes {needed / 2**20:.0f} MiB: '
             'make room, or choose another --output'
         )
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """A CSV file of these rows, replaced as a whole, so that it never holds a row twice or a part of one."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [','.join(names)]
-    lines += [','.join('' if row.get(name) is None else str(row[name]) for name in names) for row in rows]
-    write_text(path, '\n'.join(lines) + '\n')
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    with open(path, newline='', encoding='utf-8') as stream:
-        return list(csv.DictReader(stream))

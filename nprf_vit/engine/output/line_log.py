@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .atomic_file import write_text
+from .csv_file import format_header, format_rows
 
 
 class LineLog(ABC):
@@ -18,13 +19,14 @@ class LineLog(ABC):
 
     header = ''
 
-    def __init__(self, path: Path, step: int):
-        kept = []
+    def __init__(self, path: Path, step: int) -> None:
+        kept: list[str] = []
         if path.is_file() and step:
             lines = path.read_text(encoding='utf-8', errors='replace').splitlines(keepends=True)
             steps = [(self.step_of(line), line) for line in lines[bool(self.header) :] if line.endswith('\n')]
             kept = [line for number, line in steps if number is not None and number <= step]
-        self.path, self.pending = path, []
+        self.path = path
+        self.pending: list[str] = []
         text = self.header + ''.join(kept)
         self.end = len(text.encode())
         if text:
@@ -37,7 +39,8 @@ class LineLog(ABC):
         """The step that a line is about; None for a line that is damaged."""
 
     def append(self, line: str) -> None:
-        self.pending.append(line + '\n')
+        """A line with its end."""
+        self.pending.append(line)
 
     def flush(self, sync: bool = False) -> None:
         """Write what is pending; OSError if the disk does not take it, and nothing is lost."""
@@ -63,14 +66,14 @@ class StepLog(LineLog):
     """`steps.csv`: a row per logging interval."""
 
     columns = ('step', 'epoch', 'loss', 'lr', 'images_per_s', 'data_wait')
-    header = ','.join(columns) + '\n'
+    header = format_header(columns)
 
     def step_of(self, line: str) -> int | None:
         first = line.split(',', 1)[0]
         return int(first) if line.count(',') == len(self.columns) - 1 and first.isdecimal() else None
 
     def add(self, row: dict[str, Any]) -> None:
-        self.append(','.join(str(row[name]) for name in self.columns))
+        self.append(format_rows([row], self.columns))
 
 
 class SkipLog(LineLog):
@@ -83,4 +86,4 @@ class SkipLog(LineLog):
             return None
 
     def add(self, record: dict[str, Any]) -> None:
-        self.append(json.dumps(record))
+        self.append(json.dumps(record) + '\n')

@@ -14,7 +14,7 @@ from nprf_vit.config.schema import Config
 from nprf_vit.engine.tasks.base import Task
 
 from . import curves
-from .folder import write_rows
+from .csv_file import write_rows
 from .numbers import decimals, duration
 
 _QUIET_SECONDS = 60  # between lines of a log file, and between drawings of the curves
@@ -34,11 +34,11 @@ def model_title(config: Config) -> str:
 
 
 class Reporter:
-    """Speaks on the main rank only. Without a terminal there is a line a minute instead of the bar."""
+    """Prints on the main rank only. Without a terminal there is a line a minute instead of the bar."""
 
     def __init__(
         self, config: Config, folder: Path, total_steps: int, steps_per_epoch: int, step: int, is_main: bool, task: Task
-    ):
+    ) -> None:
         self.config, self.folder, self.is_main, self.task = config, folder, is_main, task
         self.total_steps, self.steps_per_epoch = total_steps, steps_per_epoch
         self.first_step, self.started = step, time.perf_counter()
@@ -131,7 +131,8 @@ class Reporter:
     def draw(self) -> None:
         if self.is_main and curves.available and (self.folder / 'summary.csv').is_file():
             self.last_drawing = time.perf_counter()
-            self.attempt(lambda: curves.draw_curves(self.folder / 'summary.csv', self.folder / 'curves.png'))
+            files = self.folder / 'summary.csv', self.folder / 'curves.png'
+            self.attempt(lambda: curves.draw_curves(*files, *self.task.curve))
 
     def close(self) -> None:
         self.draw()

@@ -20,7 +20,7 @@ class ResultFile:
         option: The option it was given by.
     """
 
-    def __init__(self, path: str, option: str):
+    def __init__(self, path: str, option: str) -> None:
         self.path = Path(path)
         self._descriptor: int | None = None
         try:

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from nprf_vit.config.schema import Config
 from nprf_vit.data.datasets.real_labels import RealLabels
 from nprf_vit.data.samples import Transform
+from nprf_vit.data.split import Split
 
 Sums = dict[str, torch.Tensor]
 
@@ -22,6 +23,13 @@ class Shown(NamedTuple):
     decimals: int
 
 
+class Curve(NamedTuple):
+    """What curves.png shows beside the losses."""
+
+    metric: str  # and those whose names end in it: of the moving average, of other labels
+    label: str
+
+
 class Task(ABC):
     """One per name of the key `task`, in nprf_vit/engine/tasks/registry.py.
 
@@ -29,6 +37,7 @@ class Task(ABC):
     """
 
     shown: ClassVar[tuple[Shown, ...]]
+    curve: ClassVar[Curve]
     smallest_batch: ClassVar[int] = 1  # that an update can be tried with
 
     @staticmethod
@@ -43,7 +52,7 @@ class Task(ABC):
 
     @staticmethod
     @abstractmethod
-    def open_images(config: Config, split: str) -> Any:
+    def open_images(config: Config, split: Split) -> Any:
         """A split ('train' or 'validation') of the configuration's data."""
 
     @staticmethod

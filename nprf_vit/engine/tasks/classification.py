@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import nn
+from torch.utils.data import Dataset
 
 from nprf_vit.config.schema import Config
 from nprf_vit.data.datasets.images import open_source
@@ -12,21 +14,23 @@ from nprf_vit.data.datasets.real_labels import RealLabels
 from nprf_vit.data.mixup import BlockMixup
 from nprf_vit.data.resizing import BoundedTransform
 from nprf_vit.data.samples import SyntheticSamples, Transform
+from nprf_vit.data.split import Split
 from nprf_vit.data.transforms import eval_transform, train_transform
 from nprf_vit.engine.model import input_size, normalization
 from nprf_vit.engine.output.numbers import decimals
 from nprf_vit.engine.output.paper_results import paper_row
 
-from .base import Shown, Task
+from .base import Curve, Shown, Sums, Task
 
 
 class Classification(Task):
     """Cross-entropy with label smoothing and block-wise mixing; top-1, top-5 and plain cross-entropy."""
 
     shown = (Shown('top-1', 'top1', 2), Shown('top-5', 'top5', 2), Shown('EMA top-1', 'ema_top1', 2))
+    curve = Curve('top1', 'top-1, %')
     smallest_batch = 2  # pairs are mixed, and batch norm takes no single image
 
-    def __init__(self, config: Config, num_classes: int, real_labels: RealLabels | None = None):
+    def __init__(self, config: Config, num_classes: int, real_labels: RealLabels | None = None) -> None:
         self.config, self.num_classes, self.real_labels = config, num_classes, real_labels
         self.mixup = None
         if config.mixes:
@@ -48,15 +52,15 @@ class Classification(Task):
             self._loss = F.cross_entropy
 
     @staticmethod
-    def fits(model):
+    def fits(model: nn.Module) -> bool:
         return not hasattr(model, 'levels')
 
     @classmethod
-    def build(cls, config, model, real_labels=None):
+    def build(cls, config: Config, model: nn.Module, real_labels: RealLabels | None = None) -> 'Classification':
         return cls(config, config.num_classes or model.num_classes, real_labels)
 
     @staticmethod
-    def open_images(config, split):
+    def open_images(config: Config, split: Split) -> Any:
         return open_source(config, split)
 
     @staticmethod
@@ -66,19 +70,21 @@ class Classification(Task):
         return BoundedTransform(transform, config.max_pixels)
 
     @staticmethod
-    def synthetic_samples(config, model):
+    def synthetic_samples(config: Config, model: nn.Module) -> Dataset:
         return SyntheticSamples(input_size(config, model), config.num_classes or model.num_classes, config.seed)
 
-    def mix(self, images, targets, step, epoch, first_slot):
+    def mix(
+        self, images: torch.Tensor, targets: torch.Tensor, step: int, epoch: int, first_slot: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.mixup is None:
             return images, targets
         off = self.config.mixup_off_epoch
         return self.mixup(images, targets, step, first_slot, enabled=not off or epoch < off)
 
-    def loss(self, logits, targets):
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return self._loss(logits.float(), targets)
 
-    def measure(self, logits, targets, indices):
+    def measure(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None) -> Sums:
         logits = logits.float()
         losses = F.cross_entropy(logits, targets, reduction='none')
         ranked = logits.topk(min(5, logits.shape[-1])).indices  # B, 5
@@ -88,7 +94,7 @@ class Classification(Task):
             sums |= self.real_labels.measure(ranked, indices)
         return sums
 
-    def summarize(self, totals, count):
+    def summarize(self, totals: dict[str, float], count: int) -> dict[str, float]:
         metrics = {
             'top1': 100 * totals['top1'] / count,
             'top5': 100 * totals['top5'] / count,
@@ -100,7 +106,7 @@ class Classification(Task):
             metrics['real_images'] = int(totals['real_images'])
         return metrics
 
-    def is_better(self, new, old):
+    def is_better(self, new: float, old: float) -> bool:
         return new < old if self.config.eval_metric.endswith('loss') else new > old
 
     @staticmethod

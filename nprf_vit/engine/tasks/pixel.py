@@ -9,32 +9,36 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import Dataset
 
 from nprf_vit.config.schema import Config
 from nprf_vit.data.datasets.pixels import PixelSource, SyntheticPixels, as_bytes, open_pixels
+from nprf_vit.data.datasets.real_labels import RealLabels
 from nprf_vit.data.datasets.registry import find_dataset
 from nprf_vit.data.samples import Transform
+from nprf_vit.data.split import Split
 from nprf_vit.engine.output.numbers import decimals
 from nprf_vit.engine.output.paper_results import paper_bits
 
-from .base import Shown, Task
+from .base import Curve, Shown, Sums, Task
 
 
 class PixelLikelihood(Task):
     """Mean -log p of the bytes; evaluation has -log2 p of each image over its N bytes, and its standard error."""
 
     shown = (Shown('bits/dim', 'bpd', 4), Shown('EMA bits/dim', 'ema_bpd', 4))
+    curve = Curve('bpd', 'bits/dim')
 
     @staticmethod
-    def fits(model):
+    def fits(model: nn.Module) -> bool:
         return hasattr(model, 'levels')
 
     @classmethod
-    def build(cls, config, model, real_labels=None):
+    def build(cls, config: Config, model: nn.Module, real_labels: RealLabels | None = None) -> 'PixelLikelihood':
         return cls()
 
     @staticmethod
-    def open_images(config, split):
+    def open_images(config: Config, split: Split) -> Any:
         return open_pixels(config, split)
 
     @staticmethod
@@ -43,23 +47,23 @@ class PixelLikelihood(Task):
         return as_bytes
 
     @staticmethod
-    def synthetic_samples(config, model):
+    def synthetic_samples(config: Config, model: nn.Module) -> Dataset:
         return SyntheticPixels(model.in_chans, model.img_size, model.levels, config.seed)
 
-    def loss(self, logits, targets):
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return self._nats(logits, targets).mean()
 
-    def measure(self, logits, targets, indices):
+    def measure(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None) -> Sums:
         bits = self._nats(logits, targets).double().mean(1) / math.log(2)  # B
         return {'bits': bits.sum(), 'bits_squared': bits.square().sum()}
 
-    def summarize(self, totals, count):
+    def summarize(self, totals: dict[str, float], count: int) -> dict[str, float]:
         """The images are a sample: the error is the deviation of their bits over √count."""
         mean = totals['bits'] / count
         variance = max(0.0, totals['bits_squared'] - count * mean * mean) / max(1, count - 1)
         return {'bpd': mean, 'bpd_se': math.sqrt(variance / count), 'loss': mean * math.log(2)}
 
-    def is_better(self, new, old):
+    def is_better(self, new: float, old: float) -> bool:
         return new < old
 
     @staticmethod
@@ -72,7 +76,9 @@ class PixelLikelihood(Task):
     def results_table(config: Config, metrics: dict[str, Any]) -> str:
         """Bits per dimension with their standard error, under the name of the data they belong to."""
         first = max(34, len(f'{config.model} (EMA)') + 1)
-        lines = [f'on {find_dataset(config.dataset).title}', f'{"":<{first}}{"bits/dim":>10}{"error":>10}{"images":>9}']
+        entry = find_dataset(config.dataset)
+        title = config.dataset if entry is None else entry.title
+        lines = [f'on {title}', f'{"":<{first}}{"bits/dim":>10}{"error":>10}{"images":>9}']
         for label, prefix in (('', ''), (' (EMA)', 'ema_')):
             if f'{prefix}bpd' in metrics:
                 bits, error = metrics[f'{prefix}bpd'], metrics[f'{prefix}bpd_se']

@@ -195,7 +195,7 @@ def test_stream_repeats_an_epoch_exactly_and_fills_every_batch(workers):
     def take(epoch, count):
         loader.start(epoch)
         batches = loader.full_batches()
-        return [next(batches)[1].tolist() for _ in range(count)]
+        return [next(batches).targets.tolist() for _ in range(count)]
 
     first = take(0, 5)  # three full batches, then the stream begins again
     assert [len(batch) for batch in first] == [100] * 5 and first[3] == first[0]

@@ -52,10 +52,30 @@ def test_fewer_are_kept_when_asked(tmp_path):
 
 def test_everything_is_in_it(whole):
     content = read_checkpoint(whole / 'last.pt')
-    for name in ('state_dict', 'state_dict_ema', 'optimizer', 'scaler', 'scheduler', 'meter', 'best', 'history'):
+    for name in ('state_dict', 'state_dict_ema', 'optimizer', 'scaler', 'meter', 'best', 'history'):
         assert content[name] is not None
     assert content['position'] == {'epoch': 2, 'step': 0, 'images': 160, 'next': content['position']['next']}
     assert len(content['position']['next']) == 8 and len(content['generators']) == 1
+
+
+def test_the_schedule_has_no_state_in_it_but_older_files_do(whole, scans, tmp_path):
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    content = read_checkpoint(whole / 'last-2.pt')
+    assert 'scheduler' not in content
+    for path in checkpoints(tmp_path):
+        path.unlink()
+    save_checkpoint({**content, 'scheduler': {'step': content['step']}}, tmp_path / 'last.pt')
+    run_here(tmp_path, resume='auto', **scans)
+    assert_same_end(whole, tmp_path)
+
+
+def test_the_first_format_is_refused_with_a_way_out(whole, scans, tmp_path):
+    content = {**read_checkpoint(whole / 'last.pt'), 'format': 1}
+    torch.save(content, tmp_path / 'last.pt')
+    with pytest.raises(InputError, match=r'is a checkpoint of format 1: .* commit 637e454, which writes format 2'):
+        run_here(tmp_path, resume=str(tmp_path / 'last.pt'), **scans)
+    keys = {**scans, 'initial_checkpoint': str(tmp_path / 'last.pt')}
+    assert same(dict(build_model(small_config(**keys)).state_dict()), dict(content['state_dict'])) == []
 
 
 def cut(path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nprf_vit.engine.checkpoint.file import read_checkpoint
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 from tests.engine.running import assert_same_end, config_file, launch, logs, run_here, same, state
 
 STEPS = 5  # per epoch

@@ -44,7 +44,7 @@ class Agents:
     def wait(self, seconds: int = 300) -> list[int]:
         return [agent.wait(timeout=seconds) for agent in self.processes]
 
-    def said(self) -> str:
+    def output_text(self) -> str:
         logs = sorted(self.folder.glob('agent*.log'))
         return '\n'.join(f'--- {log.name}\n{log.read_text(encoding="utf-8", errors="replace")}' for log in logs)
 

@@ -26,7 +26,7 @@ def test_both_sides_end(scans, tmp_path, how, restarts):
         wait_for((tmp_path / 'out' / 'last.pt').is_file, 'a checkpoint of both', 240)
         getattr(nodes, how)()
         begin, cut = time.monotonic(), time.time()
-        assert all(both.wait(BOUND)), both.said()
+        assert all(both.wait(BOUND)), both.output_text()
         assert time.monotonic() - begin < BOUND
     for rank in range(2):  # the first end of each: with restarts left there may be another
         code, when = (tmp_path / f'end{rank}').read_text(encoding='utf-8').splitlines()[0].split()

@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 from tests.engine.running import assert_same_end, config_file, launch, wait_for
 
 from .agents import Agents
@@ -26,9 +26,9 @@ def test_a_killed_worker_restarts_the_group(file, tmp_path):
     launch('train.py', '--config', file, '--output', tmp_path / 'whole', processes=2)
     with Agents(tmp_path, 'tests/engine/faulty.py', file, tmp_path / 'out', 'die', 1, 7) as agents:
         agents.start(), agents.start()
-        assert agents.wait() == [0, 0], agents.said()
+        assert agents.wait() == [0, 0], agents.output_text()
     assert [entry['world_size'] for entry in launches(tmp_path / 'out')] == [2, 2]
-    assert 'continuing after step 6' in agents.said()
+    assert 'continuing after step 6' in agents.output_text()
     assert_same_end(tmp_path / 'whole', tmp_path / 'out')
 
 
@@ -39,8 +39,8 @@ def test_one_worker_and_all_workers_of_an_agent(file, tmp_path, ranks):
     launch('train.py', '--config', file, '--output', tmp_path / 'whole', processes=4)
     with Agents(tmp_path, 'tests/engine/faulty.py', file, tmp_path / 'out', 'die', ranks, 7, processes=2) as agents:
         agents.start(), agents.start()
-        assert agents.wait() == [0, 0], agents.said()
-    assert 'continuing after step 6' in agents.said()
+        assert agents.wait() == [0, 0], agents.output_text()
+    assert 'continuing after step 6' in agents.output_text()
     assert_same_end(tmp_path / 'whole', tmp_path / 'out')
 
 
@@ -62,7 +62,7 @@ def test_a_lost_node_leaves_a_smaller_group_on_the_same_order(scans, tmp_path):
         second.wait()
         wait_for(lambda: launches(out)[-1]['world_size'] == 1, 'the smaller group')
         third = agents.start(**env)
-        assert agents.wait()[0] == third.returncode == 0, agents.said()
+        assert agents.wait()[0] == third.returncode == 0, agents.output_text()
     worlds = [entry['world_size'] for entry in launches(out)]
     assert worlds[:2] == [2, 1]
     one, two = ([float(row['loss']) for row in read_rows(f / 'steps.csv')] for f in (tmp_path / 'whole', out))
@@ -82,7 +82,7 @@ def test_a_signal_to_the_agents_reaches_the_workers(scans, tmp_path, number):
         wait_for((tmp_path / 'out' / 'last.pt').is_file, 'a checkpoint')
         for agent in agents.processes:
             agent.send_signal(number)
-        assert all(agents.wait(60)), agents.said()
-    assert 'stopped at step' in agents.said()
+        assert all(agents.wait(60)), agents.output_text()
+    assert 'stopped at step' in agents.output_text()
     launch('train.py', *args, processes=2)
     assert_same_end(tmp_path / 'whole', tmp_path / 'out')

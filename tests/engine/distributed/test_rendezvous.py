@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from nprf_vit.engine.distributed.rendezvous import meet
+from nprf_vit.engine.distributed.rendezvous import rendezvous
 from nprf_vit.errors import RunError
 
 
@@ -15,7 +15,7 @@ def start(server, world):
     names, timeout = {}, timedelta(seconds=20)
 
     def join(rank):
-        mine = meet(server.clone(), rank, world, timeout)
+        mine = rendezvous(server.clone(), rank, world, timeout)
         mine.set(f'from {rank}', 'x')
         mine.wait([f'from {other}' for other in range(world)])
         names[rank] = mine
@@ -44,4 +44,4 @@ def test_a_rank_that_does_not_come():
     start(server, 2)
     for rank in (0, 1):
         with pytest.raises(RunError, match=f'rank {rank} waited in vain'):
-            meet(server.clone(), rank, 2, timedelta(seconds=0.3))
+            rendezvous(server.clone(), rank, 2, timedelta(seconds=0.3))

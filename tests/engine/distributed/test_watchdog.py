@@ -9,7 +9,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from nprf_vit.engine.distributed.watchdog import PHASES, STALLED, Heartbeat, Seen, Watchdog
+from nprf_vit.engine.distributed.watchdog import STALLED, Heartbeat, Phase, Seen, State, Watchdog
 from tests.engine.running import config_file, in_child, launch
 
 
@@ -18,7 +18,7 @@ def watchdog(states, silent=None, answered=None, timeout=10.0):
     dog = Watchdog(Heartbeat(), 0, len(states), timeout)
     dog.clock, dog.answered = 100.0, answered
     for rank, (step, phase, ago, *micro_step) in enumerate(states):
-        state = [step, *(micro_step or [0]), PHASES.index(phase), 1]
+        state = State(step, *(micro_step or [0]), list(Phase).index(Phase(phase)), 1)
         dog.seen[rank] = Seen(state, 100 - ago, 7, 100 - (silent or {}).get(rank, 0))
     return dog.stalled()
 
@@ -59,7 +59,7 @@ def test_a_process_that_was_frozen_itself_blames_nobody():
             dog.seen[1] = Seen([9, 0, 0, 0], dog.clock, 0, dog.clock)
             thaw = subprocess.Popen(['sh', '-c', f'sleep 3; kill -CONT {os.getpid()}'])
             os.kill(os.getpid(), signal.SIGSTOP)
-            heartbeat.enter('starting')
+            heartbeat.enter(Phase.STARTING)
             time.sleep(0.3)
             thaw.wait()
 
@@ -114,10 +114,10 @@ def test_last_words_that_nobody_takes_do_not_keep_the_process():
 
 def test_every_entrance_is_a_sign_of_life():
     heartbeat = Heartbeat()
-    heartbeat.enter('evaluation', 7)
+    heartbeat.enter(Phase.EVALUATION, 7)
     first = heartbeat.state
-    heartbeat.enter('evaluation')
-    assert heartbeat.state != first and heartbeat.state[:3] == first[:3]
+    heartbeat.enter(Phase.EVALUATION)
+    assert heartbeat.state != first and heartbeat.state.position == first.position
 
 
 def test_a_single_process_that_stalls_ends():

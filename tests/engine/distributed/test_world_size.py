@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 from tests.engine.running import config_file, launch, run_here
 
 CALM = {'drop': 0.0, 'drop_path': 0.0, 'log_interval': 1}

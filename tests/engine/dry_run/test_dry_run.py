@@ -132,7 +132,7 @@ def test_the_allocator_refuses():
     def work():
         bench = Bench(small_config(img_size=64), ONE, print, depth=2, images=100_000)
         resource.setrlimit(resource.RLIMIT_AS, (memory._status('VmSize') + 2**30, resource.RLIM_INFINITY))
-        assert memory.left(CPU) <= 2**30
+        assert memory.available(CPU) <= 2**30
         assert bench.trial(2, 1) is not None
         assert bench.trial(2048, 2) is None
         assert bench.trial(2, 2) is not None, 'what the failed trial held was released'

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torch.utils.data import default_collate
 
 from nprf_vit.config.yaml_file import load_config
+from nprf_vit.data.batch import Batch, collate
 from nprf_vit.engine.build import build_training
 from nprf_vit.engine.dry_run.memory_count import CannotCount, _Live, count_memory
 from nprf_vit.engine.dry_run.trials import Bench
@@ -28,12 +28,12 @@ def built(config):
 def live_peak(run):
     """Bytes of tensors at the peak of the second update of a real run, but for the optimizer's and the average's."""
     samples = run.task.synthetic_samples(run.config, run.model)
-    batch = default_collate([samples[0, i, 0] for i in range(run.plan.micro)])
-    train_step(run, iter([[x.clone() for x in batch]]), 0, Clock())
+    batch = collate([samples[0, i, 0] for i in range(run.plan.micro)])
+    train_step(run, iter([Batch(batch.images.clone(), batch.targets.clone())]), 0, Clock())
     with _Live() as live:
         for tensor in (*run.model.parameters(), *run.model.buffers()):
             live.add(tensor)
-        train_step(run, iter([[x.clone() for x in batch]]), 1, Clock())
+        train_step(run, iter([Batch(batch.images.clone(), batch.targets.clone())]), 1, Clock())
     return live.peak
 
 

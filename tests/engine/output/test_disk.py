@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from nprf_vit.engine.checkpoint.file import read_checkpoint
-from nprf_vit.engine.output.folder import Output, check_space, read_rows
+from nprf_vit.engine.output.csv_file import read_rows
+from nprf_vit.engine.output.folder import Output, check_space
 from nprf_vit.engine.output.lock import SoleWriter
 from nprf_vit.engine.train import train
 from nprf_vit.errors import InputError, RunError

@@ -10,7 +10,7 @@ import train as command
 from nprf_vit.engine.checkpoint import saver
 from nprf_vit.engine.checkpoint.file import read_checkpoint
 from nprf_vit.engine.checkpoint.saver import Saver
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 from nprf_vit.engine.preemption import Preemption
 from nprf_vit.errors import Exit
 from tests.engine.running import assert_same_end, config_file, in_child, run_here

@@ -9,7 +9,7 @@ import torch
 from nprf_vit.config.yaml_file import load_config
 from nprf_vit.engine.checkpoint.file import read_checkpoint, save_checkpoint
 from nprf_vit.engine.dry_run.run import dry_run
-from nprf_vit.engine.output.folder import read_rows
+from nprf_vit.engine.output.csv_file import read_rows
 from nprf_vit.errors import InputError
 from tests.data.folders import CLASSES, digit_folder
 from tests.engine.running import ONE, config_file, launch, run_here, small_config

@@ -9,7 +9,7 @@ import torch
 
 from nprf_vit.config.yaml_file import dump_config, make_config
 from nprf_vit.data.batch_plan import plan_batches
-from nprf_vit.data.fixed_length_epochs import SpanBatches
+from nprf_vit.data.fixed_length_epochs import FixedLengthBatches
 from nprf_vit.data.sample_order import SampleOrder, TrainBatches
 from nprf_vit.engine.checkpoint.file import read_checkpoint
 from nprf_vit.engine.lr_schedule import InverseSqrtLR
@@ -142,7 +142,7 @@ def test_inverse_square_root():
 @pytest.mark.parametrize(('steps', 'micro'), [(5, 4), (11, 8), (30, 2), (3, 8)])
 def test_spans_run_through_the_passes(steps, micro):
     order, plan = SampleOrder(45, 8, seed=1), plan_batches(8, 1, micro)  # a pass has 5 steps
-    plain, spans = TrainBatches(order, plan), SpanBatches(order, plan, 0, steps)
+    plain, spans = TrainBatches(order, plan), FixedLengthBatches(order, plan, 0, steps)
     expected = []
     for number in range(12):
         plain.start(number, 0)

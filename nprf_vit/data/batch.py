@@ -1,0 +1,54 @@
+"""What travels from a loader's workers to the loop: samples, batches of them, and what is wrong with some."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import default_collate
+
+
+class FaultKind(enum.Enum):
+    UNREADABLE = 'unreadable'  # the image itself: the same file fails again
+    UNAUGMENTED = 'unaugmented'  # its transform raised: with other random numbers it may not
+
+
+@dataclass(frozen=True)
+class SampleFault:
+    """Why a sample is not the image of its index."""
+
+    index: int
+    problem: str
+    kind: FaultKind
+
+
+@dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    target: int | torch.Tensor
+    index: int | None = None  # in evaluation, which counts by it
+    fault: SampleFault | None = None
+
+
+class Batch(NamedTuple):
+    """B samples."""
+
+    images: torch.Tensor  # B, C, H, W
+    targets: torch.Tensor  # B, or B, N
+    indices: torch.Tensor | None = None  # B, in evaluation; a stream has none
+    faults: Sequence[SampleFault] = ()
+
+
+def collate(samples: Sequence[Sample]) -> Batch:
+    images = default_collate([sample.image for sample in samples])
+    targets = default_collate([sample.target for sample in samples])
+    indices = [sample.index for sample in samples if sample.index is not None]
+    faults = [sample.fault for sample in samples if sample.fault is not None]
+    return Batch(images, targets, torch.tensor(indices) if indices else None, faults)
+
+
+def collate_pairs(pairs: Sequence[tuple[torch.Tensor, Any]]) -> Batch:
+    """A batch from a dataset that is not ours, whose samples are (image, target)."""
+    images, targets = default_collate(list(pairs))
+    return Batch(images, targets)
