@@ -7,6 +7,7 @@ import csv
 import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,10 +31,10 @@ class Case:
     def tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """φ(q), φ(k), v and, if the case has them, bias and far; on the CPU. Only v is ever in half precision."""
         generator = torch.Generator().manual_seed(0)
-        n = self.n or math.prod(self.grid)
+        n = self.n or math.prod(self.grid or ())
         q, k, v = torch.randn(3, BATCH, HEADS, n, D, generator=generator, dtype=torch.float64)
         w = draw_projection(HEADS, M, D)
-        options = {'causal': self.causal, 'normalize': True}
+        options: dict[str, Any] = {'causal': self.causal, 'normalize': True}
         tensors = {
             'phi_q': feature_map(q, w, role='query', **options),
             'phi_k': feature_map(k, w, role='key', **options),
