@@ -175,7 +175,7 @@ QUOTES = {
             exponent(BOTH, 'fft', 32),
         ],
         'ours is faster from 32×32 on: {} times at 96×96 beside the mask, {} times at 128×128 beside': layer_wins,
-        'at 14×14 forward to the mask ({} times its time, {} times its memory; forward+backward': layer_losses,
+        'at 14×14 forward beside the mask ({} times its time, {} times its memory; forward+backward': layer_losses,
         'differ from it by up to {} % here': quotients_apart,
         '`fft`, ours is {} times as fast in {} % more memory': lambda: [speed(models.OURS, 2048), *extra_memory()],
         'is {} times as fast as our extended model at 1024 px': lambda: swin()[:1],
