@@ -1,6 +1,6 @@
 """Whole models beside their timm peers: time and memory against resolution, training throughput at 224 px.
 
-python -m benchmarks.models            224 to 2048 px, half an hour on two cores; writes to a new folder in output/
+python -m benchmarks.models            224 to 4096 px, half an hour on two cores; writes to a new folder in output/
 python -m benchmarks.models --quick    two-block models on small images; writes nothing unless --output says where
 python -m benchmarks.models --max-pixels 512 --continue docs/results    measures these again, keeps the other rows
 """
@@ -22,6 +22,7 @@ from benchmarks.report import Report, options, read_csv, refuse, save_figure
 
 OURS, DEIT, RELPOS = 'nprf_deit_base', 'deit_base_patch16_224', 'vit_relpos_base_patch16_224'
 EXTENDED = 'nprf_deit_base extended'  # the 14x14 table of 224 px as a window, a constant beyond it
+CELLS = 'nprf_deit_base cells'  # the same table as the bias between 14x14 cells of tokens
 SWIN = 'swin_base_patch4_window7_224'  # attends within 7x7 windows only: linear in the pixels, and another model
 SMALL = {'embed_dim': 192, 'num_heads': 3, 'depth': 2}
 SMALL_SWIN = {'embed_dim': 32, 'num_heads': (1, 2, 4, 8), 'depths': (1, 1, 1, 1)}
@@ -34,7 +35,7 @@ class Case:
     pixels: int
     batch: int
     rounds: int
-    models: tuple[str, ...] = (OURS, EXTENDED, DEIT, RELPOS, SWIN)
+    models: tuple[str, ...] = (OURS, EXTENDED, CELLS, DEIT, RELPOS, SWIN)
     training: bool = False
 
     @property
@@ -56,6 +57,7 @@ FULL = [
     Case(1024, 1, 3),
     Case(1536, 1, 1),
     Case(2048, 1, 1),
+    Case(4096, 1, 1, (CELLS,)),
 ]
 QUICK = [
     Case(64, 2, 3, (OURS, DEIT, RELPOS, SWIN)),
@@ -69,9 +71,12 @@ SPEED = [
     (OURS, RELPOS, 512, 'inference', 1.0),
     (OURS, RELPOS, 1024, 'inference', 2.0),
     (EXTENDED, DEIT, 2048, 'inference', 3.0),
+    (CELLS, DEIT, 1024, 'inference', 1.9),
+    (CELLS, DEIT, 2048, 'inference', 4.0),
 ]
 # and model, pixels, at most so many MB for a forward
-MEMORY = [(OURS, 1024, 3000), (OURS, 2048, 8000), (EXTENDED, 2048, 4000)]
+MEMORY = [(OURS, 1024, 3000), (OURS, 2048, 8000), (EXTENDED, 2048, 4000), (CELLS, 4096, 6000)]
+SPREAD = 1.15  # time and memory per token of CELLS may differ by this much from 1024 px on
 
 
 def build(name: str, case: Case, small: bool):
@@ -79,8 +84,8 @@ def build(name: str, case: Case, small: bool):
     torch.manual_seed(0)
     shrunk = SMALL_SWIN if name == SWIN else SMALL
     arguments = {'img_size': case.pixels, **(shrunk if small else {})}
-    if name == EXTENDED:
-        arguments.update(rel_pos_extend='extend', rel_pos_size=4 if small else 14)
+    if name in (EXTENDED, CELLS):
+        arguments.update(rel_pos_extend='extend' if name == EXTENDED else 'cells', rel_pos_size=4 if small else 14)
     model = timm.create_model(name.split()[0], **arguments).train(case.training)
     image = torch.randn(case.batch, 3, case.pixels, case.pixels)
 
@@ -156,9 +161,12 @@ def plot(rows: list[dict], path: Path) -> None:
         for name in dict.fromkeys(r['model'] for r in rows):
             mine = [r for r in rows if r['model'] == name]
             fits = [r for r in mine if r[key] != NO_FIT]
-            xs, ys = [r['pixels'] for r in fits], [deit[r['pixels']] / r['speed_over_deit'] for r in fits]
-            if key == 'peak_mb':
-                ys = [r[key] for r in fits]
+            xs, ys = [r['pixels'] for r in fits], [r[key] for r in fits]
+            if key == 'seconds':
+                ys = [
+                    deit[r['pixels']] / r['speed_over_deit'] if r['pixels'] in deit else r['seconds'] / r['batch']
+                    for r in fits
+                ]
             (line,) = ax.plot(xs, ys, 'o-', label=name)
             for r in mine:
                 if r[key] == NO_FIT:
@@ -197,6 +205,29 @@ def show(rows: list[dict]) -> None:
     if ours and theirs:
         share = 0.0 if theirs == NO_FIT else ours / theirs
         print(f'peak memory at 1024 px: {share:.2f}x of {RELPOS} (target 0.5: {"met" if share <= 0.5 else "MISSED"})')
+    show_cells(found)
+
+
+def show_cells(found: dict[tuple[str, int, str], dict]) -> None:
+    """Whether cells are faster than Swin from 1024 px on, and cost the same per token."""
+    mine = {px: r for (name, px, mode), r in found.items() if name == CELLS and mode == 'inference' and px >= 1024}
+    for pixels, row in mine.items():
+        swin = found.get((SWIN, pixels, 'inference'))
+        if swin is not None and '' not in (row['speed_over_deit'], swin['speed_over_deit']):
+            speed = row['speed_over_deit'] / swin['speed_over_deit']
+            print(f'{pixels} px, {CELLS}: {speed:.2f}x the throughput of {SWIN} (target 1: {_verdict(speed >= 1)})')
+    for key in ('seconds', 'peak_mb'):
+        each = [row[key] / px**2 for px, row in mine.items() if row[key] not in ('', NO_FIT)]
+        if len(each) > 1:
+            spread = max(each) / min(each)
+            print(
+                f'{CELLS}, {key} per token, largest over smallest: {spread:.3f} '
+                f'(target {SPREAD}: {_verdict(spread <= SPREAD)})'
+            )
+
+
+def _verdict(met: bool) -> str:
+    return 'met' if met else 'MISSED'
 
 
 def take_over(report: Report) -> list[dict]:
@@ -218,7 +249,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = options(__doc__)
     parser.add_argument('--continue', dest='earlier', type=Path, metavar='FOLDER', help='keep rows not measured now')
     parser.add_argument('--min-pixels', type=int, default=0, help='leave out smaller images')
-    parser.add_argument('--max-pixels', type=int, default=2048, help='leave out larger images')
+    parser.add_argument('--max-pixels', type=int, default=4096, help='leave out larger images')
     parser.add_argument('--add', metavar='MODEL', help='only this model, beside DeiT')
     parser.add_argument('--limit', type=float, default=16.0, help='memory in GB beyond which a model does not fit')
     parser.add_argument('--child', nargs=2, metavar=('MODEL', 'CASE'), help=argparse.SUPPRESS)

@@ -21,6 +21,7 @@ from nprf_vit.data.fixed_length_epochs import FixedLengthBatches
 from nprf_vit.data.sample_order import SampleOrder, TrainBatches
 from nprf_vit.engine.distributed.ddp import wrap_model
 from nprf_vit.engine.distributed.process_group import Place
+from nprf_vit.engine.distributed.watchdog import Phase
 from nprf_vit.engine.tasks.base import Task
 from nprf_vit.engine.tasks.registry import build_task, task_of
 
@@ -31,6 +32,8 @@ from .ema import build_ema
 from .lr_schedule import LRSchedule, build_schedule
 from .model import build_model, load_exact
 from .optimizer import Autocast, build_autocast, build_optimizer, build_scaler
+from .transfer import BatchTransfer
+from .warm_up import unused_parameters, warm_up
 
 
 @dataclass
@@ -90,11 +93,24 @@ class Training:
     schedule: LRSchedule
     scaler: torch.amp.GradScaler
     autocast: Autocast
+    transfer: BatchTransfer
     evaluation: Evaluation | None = field(default=None)
 
     @property
     def total_steps(self) -> int:
         return self.data.steps_per_epoch * self.config.epochs
+
+    @property
+    def gates_on_device(self) -> bool:
+        """Whether the optimizer leaves out an update by a number on the device, so that the host need not know it."""
+        fused = all(group.get('fused') for group in self.optimizer.param_groups)
+        return fused and not self.scaler.is_enabled()
+
+    def warm_up(self) -> None:
+        """Before the first step of a process, where there are several."""
+        if self.place.world > 1:
+            self.place.heartbeat.enter(Phase.STARTING)
+            warm_up(self.config, self.model, self.wrapped, self.task, self.autocast, self.plan.micro)
 
     def evaluated_models(self) -> dict[str, nn.Module]:
         return {'': self.model} if self.ema is None else {'': self.model, 'ema_': self.ema.module}
@@ -126,6 +142,8 @@ def build_training(
         data, evaluation = _real_data(config, place, plan, model)
     model.to(place.device)
     ema = build_ema(config, model)
+    autocast = build_autocast(config, place.device)
+    has_unused = place.world > 1 and bool(unused_parameters(config, model, task, autocast))
     optimizer = build_optimizer(config, model)
     return Training(
         config=config,
@@ -133,13 +151,14 @@ def build_training(
         plan=plan,
         data=data,
         model=model,
-        wrapped=wrap_model(config, model, place),
+        wrapped=wrap_model(config, model, place, has_unused),
         ema=ema,
         task=task,
         optimizer=optimizer,
         schedule=build_schedule(config, optimizer, data.steps_per_epoch),
         scaler=build_scaler(config, place.device),
-        autocast=build_autocast(config, place.device),
+        autocast=autocast,
+        transfer=BatchTransfer(place.device, task.prepare),
         evaluation=evaluation,
     )
 

@@ -11,6 +11,7 @@ from nprf_vit.engine.distributed.process_group import Place
 from nprf_vit.engine.distributed.watchdog import Phase
 from nprf_vit.engine.optimizer import Autocast
 from nprf_vit.engine.tasks.base import Task
+from nprf_vit.engine.transfer import BatchTransfer
 from nprf_vit.errors import BadImage
 
 Sums = dict[tuple[str, str], torch.Tensor]  # by the prefix of a model and the name of a sum
@@ -41,6 +42,7 @@ def evaluate(
     for model in models.values():
         model.eval()
     sums: Sums = {}
+    transfer = BatchTransfer(place.device, task.prepare)
     seen = torch.zeros(num_images or 0, dtype=torch.int32)
     faults: list[SampleFault] = []
     count, left = 0, False
@@ -53,7 +55,7 @@ def evaluate(
         faults += batch.faults
         if batch.indices is not None:
             seen += torch.bincount(batch.indices, minlength=len(seen)).int()
-        images, targets = (x.to(place.device, non_blocking=True) for x in (batch.images, batch.targets))
+        images, targets = transfer(batch)
         for prefix, model in models.items():
             with autocast():
                 logits = model(images)

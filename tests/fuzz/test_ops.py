@@ -18,7 +18,7 @@ from nprf_vit.ops.backends.flex import flex_attention
 
 from . import oracle
 from .budget import fuzz
-from .cases import Case, calls
+from .cases import Case, calls, calls_with_cells
 
 BACKENDS = ['auto', 'direct', 'fft', 'linear', 'window', 'step', 'flex']
 FORWARD = {torch.float32: 1e-3, torch.float64: 1e-8}
@@ -46,7 +46,8 @@ def serves(backend: str, case: Case) -> bool:
 def run(backend: str, case: Case, **tensors):
     arguments = case.tensors() | tensors
     if backend != 'flex':
-        return kernel_attention(**arguments, grid_size=case.grid_size, causal=case.causal, backend=backend)
+        options = {'grid_size': case.grid_size, 'causal': case.causal, 'cells': case.cells, 'backend': backend}
+        return kernel_attention(**arguments, **options)
     return _flex(arguments, case)
 
 
@@ -76,7 +77,8 @@ def _whole_table(dense, height, width):
 def exact(case: Case) -> oracle.Result:
     arrays = {name: x.detach().double().numpy() for name, x in case.tensors().items()}
     arrays = {'bias': None, 'far': None} | arrays
-    return oracle.attention(**arrays, grid_size=case.grid_size, causal=case.causal, g=case.cotangent.double().numpy())
+    options = {'grid_size': case.grid_size, 'causal': case.causal, 'cells': case.cells}
+    return oracle.attention(**arrays, **options, g=case.cotangent.double().numpy())
 
 
 def tolerance(backend: str, case: Case) -> float:
@@ -163,6 +165,16 @@ def test_output_and_gradients(backend, case):
     check_output(run(backend, case), case, expected, backend)
     if backend not in ('step', 'flex'):
         check_gradients(gradients(backend, case), case, expected, backend)
+
+
+@pytest.mark.parametrize('backend', ['auto', 'direct', 'cells'])
+@given(case=calls_with_cells())
+@fuzz(25)
+def test_output_and_gradients_with_cells(backend, case):
+    note(str(case))
+    expected = exact(case)
+    check_output(run(backend, case), case, expected, backend)
+    check_gradients(gradients(backend, case), case, expected, backend)
 
 
 @pytest.mark.parametrize('backend', BACKENDS)

@@ -70,6 +70,10 @@ class Task(ABC):
     def results_table(config: Config, metrics: dict[str, Any]) -> str:
         """One table: the model, its moving average, and the paper's number."""
 
+    def prepare(self, images: torch.Tensor) -> torch.Tensor:
+        """The part of the transform that is done on the device, on a whole batch."""
+        return images
+
     def mix(
         self, images: torch.Tensor, targets: torch.Tensor, step: int, epoch: int, first_slot: int
     ) -> tuple[torch.Tensor, torch.Tensor]:

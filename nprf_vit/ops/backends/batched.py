@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 import torch
 
+from ..bias import Bias
 from ..offsets import extend_table, extend_table_backward, toeplitz_view
 from . import batched_tiles, batched_window, linear
-from .interface import Grid
+from . import cells as cell_products
+from .interface import Grid, Inputs
 
 SCRATCH = 512 << 20  # bytes of scores alive at once: 2^27 in float32, in one array forward, in two backward
 
@@ -35,11 +37,14 @@ def attend(
     grid: Grid,
     causal: bool,
     positive: bool,
+    cells: Grid | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """z (B, K, N, D) and den (B, K, N), as `attend`'s; den is inf where no key has any weight."""
     plan = None if far is None else batched_tiles.plan(bias, grid, causal)
     if bias is None:
         num, den = linear.split(linear.product(phi_q, phi_k, linear.with_ones(v), causal))
+    elif cells not in (None, grid):
+        num, den = cell_products.forward(Inputs(phi_q, phi_k, v, Bias(bias, None, cells)), grid, causal, v.dtype)
     elif plan is not None:
         num, den = linear.split(batched_window.product(phi_q, phi_k, v, bias, far, plan, SCRATCH))
     else:
@@ -64,6 +69,7 @@ def attend_backward(
     grid: Grid,
     causal: bool,
     bias_grad: bool,
+    cells: Grid | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of phi_q, phi_k, v, bias and far, or None."""
     scaled = grad / den.unsqueeze(-1)
@@ -71,6 +77,10 @@ def attend_backward(
     if bias is None:
         *grads, d_v = linear.product_backward(phi_q, phi_k, linear.with_ones(v), grad, causal)
         return *grads, d_v[..., :-1], None, None
+    if cells not in (None, grid):
+        inputs = Inputs(phi_q, phi_k, v, Bias(bias, None, cells))
+        *grads, of_bias = cell_products.backward(inputs, grid, causal, v.dtype, grad, bias_grad)
+        return *grads, of_bias.table, None
     plan = None if far is None else batched_tiles.plan(bias, grid, causal)
     if plan is not None:
         return batched_window.product_backward(phi_q, phi_k, v, bias, far, plan, SCRATCH, grad, bias_grad)

@@ -15,7 +15,7 @@ from .. import toeplitz
 from ..bias import Bias, whole_table, whole_table_backward
 from . import direct, linear
 from .fft_forms import CAUSAL_BLOCK, Halves, WholeGrid, forms
-from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums
+from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums, not_between_cells
 
 # Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`, on two CPU cores:
 # 8 to 9.7 for sizes that are powers of two, but for a factor 3 (`python -m benchmarks.attention --constants`), 12 to 13
@@ -228,7 +228,7 @@ def _tokens_first(x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def _why_not(case: Case) -> str | None:
-    return None if case.has_bias else 'there is no bias'
+    return not_between_cells(case) if case.has_bias else 'there is no bias'
 
 
 def fft_point(device: str) -> float:

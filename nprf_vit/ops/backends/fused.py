@@ -179,5 +179,5 @@ fused.register_autograd(_differentiate, setup_context=_save)
 def attend(inputs: Inputs, case: Case) -> torch.Tensor:
     """(B, K, N, D) in v's dtype."""
     phi_q, phi_k, v, bias = inputs
-    table, far = bias or (None, None)
+    table, far = bias[:2] if bias is not None else (None, None)
     return fused(phi_q, phi_k, v, table, far, *case.grid, case.causal, case.positive)[0]
