@@ -18,8 +18,8 @@ class Tile(NamedTuple):
 
 # kernel: half-precision values, D ≤ 64 and D ≤ 128; float32 values, D ≤ 64 and D ≤ 128. The largest tile of those tried
 # that spills nothing on sm_80 and sm_90 for 32, 64 and 256 features. Above each row the registers per thread on sm_80
-# with 32 features, of 255 that there are (`python -m nprf_vit.doctor --targets sm_80` has all). What has a linear term, a
-# window or no bias at all, has rows of its own.
+# with 32 features, of 255 that there are (`python -m nprf_vit.doctor --targets sm_80` has all). What has a linear term,
+# a window or no bias at all, has rows of its own.
 TABLE: dict[str, tuple[Tile, Tile, Tile, Tile]] = {
     # 64, 112, 149, 200; 64 features at a time spill 8 bytes at D = 128, 104 in float32
     'prepare': (Tile(32, 0, 64, 4), Tile(32, 0, 32, 4), Tile(32, 0, 64, 4), Tile(32, 0, 32, 4)),
