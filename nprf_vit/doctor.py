@@ -51,6 +51,7 @@ class Case:
     offsets: tuple[int, ...] = ()  # shape of the bias table
     far: bool = False
     causal: bool = False
+    cells: tuple[int, int] | None = None
 
     def tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """φ(q), φ(k), v and, if the case has them, bias and far; on the CPU."""
@@ -78,6 +79,7 @@ CASES = [
     Case('causal', ('direct', 'fft', 'step', 'auto', 'flex', 'fused'), n=600, offsets=(1199,), causal=True),
     Case('window', ('window', 'direct', 'fft', 'auto', 'fused'), grid=(9, 11), offsets=(5, 5), far=True),
     Case('causal window', ('window', 'direct', 'step', 'fused'), n=70, offsets=(9,), far=True, causal=True),
+    Case('cells', ('cells', 'direct', 'auto'), grid=(9, 11), offsets=(7, 5), cells=(4, 3)),
     Case('no bias', ('linear', 'direct', 'auto', 'fused'), grid=(6, 6)),
     Case('causal, no bias', ('linear', 'direct', 'step', 'auto', 'fused'), n=150, causal=True),
 ]
@@ -97,7 +99,7 @@ class Finding:
 def relative_error(case: Case, backend: str, dtype: torch.dtype, device: str) -> float:
     """The largest error of the output and of the gradients, in units of what is promised."""
     tensors = case.tensors(dtype)
-    options = {'grid_size': case.grid, 'causal': case.causal}
+    options = {'grid_size': case.grid, 'causal': case.causal, 'cells': case.cells}
     graded = backend != 'step'  # decoding has no gradients
     exact = {name: x.double().requires_grad_() for name, x in tensors.items()}
     mine = {name: x.to(device).requires_grad_(graded) for name, x in tensors.items()}
@@ -120,7 +122,7 @@ def relative_error(case: Case, backend: str, dtype: torch.dtype, device: str) ->
 def check(device: str) -> tuple[list[Finding], list[str]]:
     """Prints a line per backend; returns the largest error of each that is sound, and what is wrong."""
     right, wrong = [], []
-    for backend in ('direct', 'fft', 'linear', 'window', 'step', 'auto', *ON_GPU):
+    for backend in ('direct', 'fft', 'linear', 'window', 'cells', 'step', 'auto', *ON_GPU):
         if backend in ON_GPU and device == 'cpu':
             print(f'  {backend:<8}not on cpu')
             continue
