@@ -45,7 +45,7 @@ ON_GPU = {'fused': HALF, OPTIONAL: (torch.float32,)}  # with the dtypes of v tha
 def relative_error(case: Case, backend: str, dtype: torch.dtype, device: str) -> float:
     """The largest error of the output and of the gradients, in units of what is promised."""
     tensors = case.tensors(dtype)
-    options: dict[str, Any] = {'grid_size': case.grid, 'causal': case.causal}
+    options: dict[str, Any] = {'grid_size': case.grid, 'causal': case.causal, 'cells': case.cells}
     graded = backend != 'step'  # decoding has no gradients
     exact = {name: x.double().requires_grad_() for name, x in tensors.items()}
     mine = {name: x.to(device).requires_grad_(graded) for name, x in tensors.items()}
@@ -69,7 +69,7 @@ def check(device: str) -> tuple[list[Finding], list[str]]:
     """Prints a line per backend; returns the largest error of each that is sound, and what is wrong."""
     right: list[Finding] = []
     wrong: list[str] = []
-    for backend in ('direct', 'fft', 'linear', 'window', 'step', 'auto', *ON_GPU):
+    for backend in ('direct', 'fft', 'linear', 'window', 'cells', 'step', 'auto', *ON_GPU):
         if backend in ON_GPU and device == 'cpu':
             print(f'  {backend:<8}not on cpu')
             continue

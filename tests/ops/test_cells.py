@@ -4,12 +4,15 @@ import dataclasses
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from nprf_vit.ops import choose_backend, kernel_attention, reference
+from nprf_vit.ops.backends import batched
 from nprf_vit.ops.backends import cells as cells_backend
 from nprf_vit.ops.cell_grid import CellGrid, cell_of, first_token
 
-from .compare import FORWARD_TOLERANCE, assert_output, check, make_case
+from .compare import FORWARD_TOLERANCE, assert_gradients, assert_output, check, gradients, make_case
 
 BACKENDS = ['cells', 'direct']
 # one cell, one per token, even, uneven along one axis or both, a row of cells
@@ -226,3 +229,64 @@ def test_errors_say_what_would_fit():
         kernel_attention(**sequence | {'causal': True})
     with pytest.raises(ValueError, match="'cells' cannot serve.*no cells"):
         kernel_attention(**make_case(grid_size=(3, 3)).arguments(), backend='cells')
+
+
+@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('shape', [{'grid_size': (3, 4), 'cells': (2, 3)}, {'n': 7, 'cells': 3}], ids=str)
+def test_gradcheck(shape, backend):
+    case = make_case(**shape, batch=1, m=3, d=2)
+    leaves = {name: x.requires_grad_() for name, x in case.tensors().items()}
+
+    def run(*tensors):
+        return dataclasses.replace(case, **dict(zip(leaves, tensors))).run(backend)
+
+    assert torch.autograd.gradcheck(run, tuple(leaves.values()), atol=1e-7)
+
+
+def test_graphs_from_before_there_were_cells_still_run():
+    """Exported programs call the op with ten arguments."""
+    case = make_case(grid_size=(3, 4), dtype=torch.float32)
+    tensors = [x.requires_grad_() for x in (case.phi_q, case.phi_k, case.v, case.bias)]
+    z = torch.ops.nprf_vit.attend(*tensors, None, 3, 4, False, True, 'auto')[0]
+    assert torch.equal(z, case.run('auto'))
+    assert all(g.any() for g in torch.autograd.grad(z.square().sum(), tensors))
+
+
+def test_operations_are_counted():
+    case = make_case(grid_size=(28, 28), cells=(2, 3), dtype=torch.float32, batch=2, heads=3, m=8, d=4)
+    case = case.map(lambda x: x.requires_grad_())
+    with FlopCounterMode(display=False) as counter:
+        case.run('cells').sum().backward()
+    counts = {str(op): n for op, n in counter.get_flop_counts()['Global'].items()}
+    assert counts['nprf_vit.attend'] == 2 * 6 * (2 * 784 + 36) * 8 * 5
+    assert counts['nprf_vit.attend_backward'] == 2 * 6 * (5 * 784 + 3 * 36) * 8 * 5
+
+
+@pytest.mark.parametrize('budget', [512 << 20, 1000])
+@pytest.mark.parametrize(('grid', 'cells'), [((9, 8), (4, 3)), ((8, 6), (4, 3)), ((1, 9), (1, 4))], ids=str)
+def test_off_the_cpu(grid, cells, budget, monkeypatch):
+    """What accelerators run, on the CPU: all heads and items at once, or one by one."""
+    monkeypatch.setattr(cells_backend, '_DEVICE_BYTES', budget)
+    monkeypatch.setattr(cells_backend, '_on_cpu', lambda x: False)
+    case = make_case(grid_size=grid, cells=cells, heads=3)
+    inputs = case.phi_q, case.phi_k, case.v, case.bias, None
+    z, den = batched.attend(*inputs, grid, False, True, cells)
+    assert_output(z, case, 1e-10)
+    cotangent = torch.randn(z.shape, dtype=z.dtype)
+    grads = batched.attend_backward(*inputs, z, den, cotangent, grid, False, True, cells)
+    names = list(case.tensors())
+    exact = gradients(lambda c: reference.attention(**c.arguments()), case, cotangent, names)
+    assert_gradients(dict(zip(names, grads)), exact, 1e-9)
+
+
+@pytest.mark.parametrize('grid', [(9, 8), (8, 6)], ids=str)
+def test_nothing_is_read_on_the_host(grid):
+    n = grid[0] * grid[1]
+    with FakeTensorMode():
+        phi_q, phi_k, v = (torch.empty(2, 3, n, size, device='cuda') for size in (8, 8, 4))
+        inputs = phi_q, phi_k, v, torch.empty(3, 7, 5, device='cuda'), None
+        z, den = batched.attend(*inputs, grid, False, True, (4, 3))
+        grads = batched.attend_backward(*inputs, z, den, v, grid, False, True, (4, 3))
+        assert [g.shape for g in grads[:4]] == [x.shape for x in inputs[:4]]
+    assert choose_backend(grid, 8, 4, False, True, device='cuda', cells=(4, 3)) == 'cells'
+    assert choose_backend(grid, 8, 4, False, True, device='cuda', cells=grid) == 'fused'

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nprf_vit.ops import custom_op, kernel_attention
-from nprf_vit.ops.backends import batched_tiles
+from nprf_vit.ops.backends import batched, batched_tiles
 from nprf_vit.ops.backends.interface import Case, Product
 from nprf_vit.ops.dispatch import BACKENDS
 from tests.models.small import make as make_model
@@ -20,6 +20,7 @@ SHAPES = {
     'causal': {'n': 19, 'causal': True},
     'window': {'grid_size': (9, 10)},
     'causal window': {'n': 19, 'causal': True},
+    'cells': {'grid_size': (9, 10), 'cells': (4, 3)},
     'none': {'n': 19, 'std': None},
     'causal, none': {'n': 300, 'std': None, 'causal': True},
 }
@@ -41,7 +42,7 @@ def on_an_accelerator(monkeypatch):
     monkeypatch.setattr(batched_tiles, '_SEQUENCE_SIDE', 2)
 
 
-@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize('shape', [shape for shape in SHAPES if shape != 'cells'])  # there the algorithm itself asks
 @pytest.mark.parametrize('backend', ['auto', *PRODUCTS])
 def test_nothing_is_read(backend, shape, on_an_accelerator):
     case = case_of(shape)
@@ -76,10 +77,21 @@ def test_a_copy_to_the_host_is_noticed():
 @pytest.mark.parametrize('backend', ['auto', *PRODUCTS])
 def test_on_fake_cuda_tensors(backend):
     """No value exists there at all."""
-    case = case_of('none' if backend == 'linear' else 'window')
+    case = case_of({'linear': 'none', 'cells': 'cells'}.get(backend, 'window'))
     with FakeTensorMode(), NoHostReads():
         fake = case.map(lambda t: torch.empty(t.shape, device='cuda'))
         assert kernel_attention(**fake.arguments(), backend=backend).device.type == 'cuda'
+
+
+@pytest.mark.parametrize('grid', [(9, 10), (56, 56)])
+def test_cells_on_fake_cuda_tensors(grid):
+    """What the op runs there, forward and backward: as an op its fake would run instead."""
+    with FakeTensorMode(), NoHostReads():
+        phi_q, phi_k, v = (torch.empty(2, 3, grid[0] * grid[1], 8, device='cuda') for _ in range(3))
+        inputs = phi_q, phi_k, v, torch.empty(3, 7, 5, device='cuda'), None
+        z, den = batched.attend(*inputs, grid, False, True, cells=(4, 3))
+        grads = batched.attend_backward(*inputs, z, den, v, grid, False, True, cells=(4, 3))
+        assert [x.shape for x in grads[:4]] == [x.shape for x in inputs[:4]]
 
 
 @pytest.mark.parametrize('kwargs', [{}, {'rel_pos_extend': 'extend', 'rel_pos_size': 3}, {'rel_pos': 'none'}])

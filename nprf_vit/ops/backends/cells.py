@@ -80,7 +80,7 @@ def _chunks(
 ) -> Iterator[tuple[slice, slice, DenseWeights | SpectralWeights]]:
     """Batch items and heads whose cells' sums fit the budget, with the weights of these heads."""
     batch, heads, _, d = v.shape
-    on_cpu = v.device.type == 'cpu'
+    on_cpu = _on_cpu(v)
     head_bytes = places.count * m * (d + 1) * v.dtype.itemsize
     budget = (_CPU_BYTES if on_cpu else _DEVICE_BYTES) // head_bytes
     items = 1 if on_cpu else max(1, min(budget // heads, batch))
@@ -98,6 +98,10 @@ def _chunks(
         for b in range(0, batch, items):
             of_item = weights if seen is None else DenseWeights(table[some], places.cells, seen[some, :, b])
             yield slice(b, min(b + items, batch)), some, of_item
+
+
+def _on_cpu(v: torch.Tensor) -> bool:
+    return v.device.type == 'cpu'
 
 
 def _sums(x: torch.Tensor, y: torch.Tensor, last: torch.Tensor | None = None) -> torch.Tensor:
