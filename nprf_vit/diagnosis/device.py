@@ -11,7 +11,7 @@ import torch
 from nprf_vit.errors import first_line
 from nprf_vit.ops import kernel_attention
 
-BATCH, HEADS, SIDE, M, D, RADIUS = 4, 4, 14, 32, 64, 3
+BATCH, HEADS, SIDE, M, D, RADIUS, CELLS = 4, 4, 14, 32, 64, 3, 4
 # FlexAttention scatters the bias gradient with atomics; decoding has no gradients.
 _NOT_PROMISED = ('flex', 'step')
 
@@ -56,15 +56,16 @@ def training_step(backend: str, device: str) -> Step:
     phi_q, phi_k = (torch.rand(BATCH, HEADS, n, M, generator=generator) + 0.1 for _ in range(2))
     tensors = {'phi_q': phi_q, 'phi_k': phi_k, 'v': torch.randn(BATCH, HEADS, n, D, generator=generator)}
     if backend != 'linear':
-        side = 2 * RADIUS + 1 if backend == 'window' else 2 * SIDE - 1
+        side = {'window': 2 * RADIUS + 1, 'cells': 2 * CELLS - 1}.get(backend, 2 * SIDE - 1)
         tensors['bias'] = torch.randn(HEADS, side, side, generator=generator) * 0.1
     if backend == 'window':
         tensors['far'] = torch.zeros(HEADS)
     leaves = {name: x.to(device).requires_grad_() for name, x in tensors.items()}
+    cells = (CELLS, CELLS) if backend == 'cells' else None
     upstream = torch.randn(BATCH, HEADS, n, D, generator=generator).to(device)
 
     def step() -> tuple[torch.Tensor, ...]:
-        z = kernel_attention(**leaves, grid_size=(SIDE, SIDE), backend=backend)
+        z = kernel_attention(**leaves, grid_size=(SIDE, SIDE), backend=backend, cells=cells)
         return z.detach(), *torch.autograd.grad(z, list(leaves.values()), upstream)
 
     return step
