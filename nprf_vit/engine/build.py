@@ -35,6 +35,9 @@ from .optimizer import Autocast, build_autocast, build_optimizer, build_scaler
 from .transfer import BatchTransfer
 from .warm_up import unused_parameters, warm_up
 
+# Images go there as bytes. A CPU's workers normalize side by side; other devices may divide with another rounding.
+NORMALIZING_DEVICES: tuple[str, ...] = ('cuda',)
+
 
 @dataclass
 class Evaluation:
@@ -139,7 +142,7 @@ def build_training(
     if synthetic:
         data = _indexed_data(config, place, plan, task.synthetic_samples(config, model), _dry_size(config))
     else:
-        data, evaluation = _real_data(config, place, plan, model)
+        data, evaluation = _real_data(config, place, plan, model, task)
     model.to(place.device)
     ema = build_ema(config, model)
     autocast = build_autocast(config, place.device)
@@ -170,17 +173,20 @@ def build_evaluation(config: Config, place: Place, model: nn.Module, source: Any
     transform = task_of(config).build_transform(config, model, source, training=False)
     if config.val_limit:
         source = _thin(source, config, config.val_limit)
-    real = None
-    if isinstance(source, IterableImageDataset):
-        if config.real_labels:
-            raise InputError('real_labels need file names, which a stream does not have: use an image folder')
-        batches: Any = StreamLoader(source, transform, config, config.eval_batch, place.rank)
-        num_images = None
-    else:
-        real = RealLabels(source, config.real_labels) if config.real_labels else None
-        batches = eval_loader(source, transform, config, place.rank, place.world)
-        num_images = len(source)
-    return Evaluation(batches, build_task(config, model, real), num_images, build_autocast(config, place.device))
+    is_stream = isinstance(source, IterableImageDataset)
+    if config.real_labels and is_stream:
+        raise InputError('real_labels need file names, which a stream does not have: use an image folder')
+    real = RealLabels(source, config.real_labels) if config.real_labels else None
+    task, autocast = build_task(config, model, real), build_autocast(config, place.device)
+    transform = _for_workers(transform, task, place)
+    if is_stream:
+        return Evaluation(StreamLoader(source, transform, config, config.eval_batch, place.rank), task, None, autocast)
+    return Evaluation(eval_loader(source, transform, config, place.rank, place.world), task, len(source), autocast)
+
+
+def _for_workers(transform: Transform, task: Task, place: Place) -> Transform:
+    """What of a transform the loader's workers do."""
+    return task.defer_to_device(transform) if place.device.type in NORMALIZING_DEVICES else transform
 
 
 def _thin(source: Any, config: Config, limit: int) -> Subset:
@@ -191,10 +197,11 @@ def _thin(source: Any, config: Config, limit: int) -> Subset:
     return Subset(source, [i * len(source) // count for i in range(count)])
 
 
-def _real_data(config: Config, place: Place, plan: BatchPlan, model: nn.Module) -> tuple[TrainData, Evaluation]:
-    task = task_of(config)
+def _real_data(
+    config: Config, place: Place, plan: BatchPlan, model: nn.Module, task: Task
+) -> tuple[TrainData, Evaluation]:
     source, val = task.open_images(config, 'train'), task.open_images(config, 'validation')
-    transform = task.build_transform(config, model, source, training=True)
+    transform = _for_workers(task.build_transform(config, model, source, training=True), task, place)
     evaluation = build_evaluation(config, place, model, val)
     if isinstance(source, IterableImageDataset):
         return _stream_data(config, place, plan, source, transform), evaluation

@@ -59,6 +59,8 @@ def evaluate(
         for prefix, model in models.items():
             with autocast():
                 logits = model(images)
+            if place.device.type == 'mps':  # which has no float64
+                logits, targets = logits.cpu(), targets.cpu()
             for name, value in task.measure(logits, targets, batch.indices).items():
                 sums[prefix, name] = sums.get((prefix, name), 0) + value
     for prefix, model in models.items():
@@ -81,10 +83,11 @@ def _combine(
 ) -> dict[str, float]:
     names = _agree_on_names(sums, place)
     local = [float(sums.get(name, 0.0)) for name in names]
-    totals = place.sum(torch.tensor([*local, count], dtype=torch.float64, device=place.device)).tolist()
+    where = place.device if place.world > 1 else 'cpu'
+    totals = place.sum(torch.tensor([*local, count], dtype=torch.float64, device=where)).tolist()
     images = int(totals.pop())
     if len(seen):
-        seen = place.sum(seen.to(place.device))
+        seen = place.sum(seen.to(where))
         assert images == num_images and bool((seen == 1).all()), (
             f'evaluation saw {images} of {num_images} images, {int((seen == 0).sum())} never, '
             f'{int((seen > 1).sum())} more than once'

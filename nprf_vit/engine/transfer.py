@@ -7,6 +7,8 @@ import torch
 
 from nprf_vit.data.batch import Batch
 
+ASYNC_DEVICES: tuple[str, ...] = ('cuda',)  # that copy to the host while they compute
+
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A small tensor of the host. From memory that is not page-locked, CUDA would wait for all work under way."""
@@ -21,9 +23,9 @@ class HostCopy:
     def __init__(self, values: torch.Tensor) -> None:
         self._event: Any = None
         self._numbers: list[float] | None = None
-        on_cuda = values.device.type == 'cuda'
-        self._values = values.to('cpu', non_blocking=on_cuda)  # into page-locked memory
-        if on_cuda:
+        goes_on = values.device.type in ASYNC_DEVICES
+        self._values = values.to('cpu', non_blocking=goes_on)  # into page-locked memory
+        if goes_on:
             self._event = torch.cuda.Event()
             self._event.record()
 
@@ -63,4 +65,7 @@ class BatchTransfer:
 
     def _move(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         images = self.prepare(batch.images.to(self.device, non_blocking=True))
+        for i, (top, left, values) in batch.erased:
+            height, width = values.shape[1:]
+            images[i, :, top : top + height, left : left + width] = values.to(self.device, non_blocking=True)
         return images, batch.targets.to(self.device, non_blocking=True)

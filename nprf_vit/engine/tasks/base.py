@@ -70,8 +70,12 @@ class Task(ABC):
     def results_table(config: Config, metrics: dict[str, Any]) -> str:
         """One table: the model, its moving average, and the paper's number."""
 
+    def defer_to_device(self, transform: Transform) -> Transform:
+        """The part of a transform for the loader's workers, where `prepare` can do the rest on the device."""
+        return transform
+
     def prepare(self, images: torch.Tensor) -> torch.Tensor:
-        """The part of the transform that is done on the device, on a whole batch."""
+        """On the device, what `defer_to_device` left out."""
         return images
 
     def mix(

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from nprf_vit.config.schema import Config
+from nprf_vit.data.byte_images import Normalization, split_transform
 from nprf_vit.data.datasets.images import open_source
 from nprf_vit.data.datasets.real_labels import RealLabels
 from nprf_vit.data.mixup import BlockMixup
@@ -31,6 +32,7 @@ class Classification(Task):
 
     def __init__(self, config: Config, num_classes: int, real_labels: RealLabels | None = None) -> None:
         self.config, self.num_classes, self.real_labels = config, num_classes, real_labels
+        self.normalize: Normalization | None = None  # where the workers leave it to the device
         self.mixup = None
         if config.mixes:
             self.mixup = BlockMixup(
@@ -67,6 +69,17 @@ class Classification(Task):
         build = train_transform if training else eval_transform
         transform = build(config, model_input_size(config, model), *mean_and_std(config, model))
         return BoundedTransform(transform, config.max_pixels)
+
+    def defer_to_device(self, transform: Transform) -> Transform:
+        assert isinstance(transform, BoundedTransform)
+        parts = split_transform(transform.transform)
+        if parts is None:
+            return transform
+        on_host, self.normalize = parts
+        return BoundedTransform(on_host, transform.max_pixels)
+
+    def prepare(self, images: torch.Tensor) -> torch.Tensor:
+        return images if self.normalize is None or images.dtype != torch.uint8 else self.normalize(images)
 
     @staticmethod
     def synthetic_samples(config: Config, model: nn.Module) -> Dataset:
