@@ -110,17 +110,18 @@ def products(grid: tuple[int, int], batch: int) -> dict[str, tuple[Callable, Cal
     bias = torch.empty(HEADS, 2 * grid[0] - 1, 2 * grid[1] - 1, device='cuda')
     table, far = torch.empty(HEADS, 2 * RADIUS + 1, 2 * RADIUS + 1, device='cuda'), torch.empty(HEADS, device='cuda')
 
-    def plain(*biases):
+    def plain(*biases, cells=None):
         inputs = phi_q, phi_k, v, *biases
         return (
-            lambda: batched.attend(*inputs, grid, False, True),
-            lambda: batched.attend_backward(*inputs, z, den, grad, grid, False, True),
+            lambda: batched.attend(*inputs, grid, False, True, cells),
+            lambda: batched.attend_backward(*inputs, z, den, grad, grid, False, True, cells),
         )
 
     return {
         'direct': plain(bias, None),
         'window': plain(table, far),
         'fft': plain(bias, None),
+        'cells': plain(torch.empty(HEADS, 27, 27, device='cuda'), None, cells=(14, 14)),
         'softmax with a bias, eager': eager_softmax(grid, batch),
         'feature maps, plain': feature_maps(grid, batch),
     }
@@ -189,7 +190,17 @@ def count_fused(backend: str, grid: tuple[int, int], batch: int) -> list[tuple[s
     return rows
 
 
-ALL = ['fused', 'fused window', 'direct', 'window', 'fft', 'feature maps, plain', 'softmax with a bias, eager', *_KNOWN]
+ALL = [
+    'fused',
+    'fused window',
+    'direct',
+    'window',
+    'fft',
+    'cells',
+    'feature maps, plain',
+    'softmax with a bias, eager',
+    *_KNOWN,
+]
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -36,7 +36,7 @@ from .version import __version__
 # What docs/backends.md promises: of Σ_j a_ij|v_j| on every output element, and of the norm of each gradient.
 OUTPUT = {torch.float32: 1e-3, torch.float64: 1e-8, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
 GRADIENT = {torch.float32: 2e-3, torch.float64: 1e-6, torch.bfloat16: 2.0**-4, torch.float16: 2.0**-7}
-TIMED_HEADS, TIMED_M, TIMED_D, RADIUS = 4, 32, 64, 13
+TIMED_HEADS, TIMED_M, TIMED_D, RADIUS, CELLS = 4, 32, 64, 13, 14
 OPTIONAL = 'flex'  # needs a compiler that not every machine has; auto never takes it
 HALF = (torch.float32, torch.bfloat16, torch.float16)
 ON_GPU = {'fused': HALF, OPTIONAL: (torch.float32,)}  # with the dtypes of v that are checked
@@ -104,6 +104,8 @@ def timed_runs(side: int, device: str, backends: list[str]) -> dict[str, Callabl
         name: {'bias': bias} for name in ('direct', 'fft', 'window', 'linear', 'fused', OPTIONAL)
     }
     tables['window'] = {'bias': bias[:, middle, middle], 'far': torch.zeros(TIMED_HEADS, device=device)}
+    cells = min(side, CELLS)
+    tables['cells'] = {'bias': bias[:, : 2 * cells - 1, : 2 * cells - 1], 'cells': (cells, cells)}
     tables['linear'] = {}
     grid = side, side
 
@@ -175,13 +177,13 @@ def time_backends(
     print(f'  {"grid":<10}' + ''.join(f'{name:>10}' for name in names) + '   fastest for any bias   auto takes')
     fitted = {}
     for side, took in table.items():
-        served = {name: s for name, s in took.items() if name not in ('window', 'linear', 'sdpa')}
+        served = {name: s for name, s in took.items() if name not in ('window', 'cells', 'linear', 'sdpa')}
         auto = dispatch.choose_backend((side, side), TIMED_M, TIMED_D, False, True, device=device)
         cells = ''.join(f'{took[name] * 1e3:>10.2f}' for name in names)
         print(f'  {f"{side}x{side}":<10}{cells}   {min(served, key=served.__getitem__):<22} {auto}')
         point = dispatch.fitted_fft_point((side, side), TIMED_M, TIMED_D, took['fft'], took[dense], device)
         fitted[abs(math.log(took['fft'] / took[dense]))] = point
-    print(f'  window: a bias constant beyond {RADIUS} tokens; linear and sdpa: no bias')
+    print(f'  window: a bias constant beyond {RADIUS} tokens; cells: {CELLS}x{CELLS} of them; linear and sdpa: no bias')
     point = statistics.geometric_mean([fitted[key] for key in sorted(fitted)[:2]])
     used = FFT_POINTS[device]
     here, built_in = first_fft(point, device), first_fft(used, device)

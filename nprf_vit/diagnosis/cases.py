@@ -56,7 +56,7 @@ CASES = [
     Case('causal', ('direct', 'fft', 'step', 'auto', 'flex', 'fused'), n=600, offsets=(1199,), causal=True),
     Case('window', ('window', 'direct', 'fft', 'auto', 'fused'), grid=(9, 11), offsets=(5, 5), far=True),
     Case('causal window', ('window', 'direct', 'step', 'fused'), n=70, offsets=(9,), far=True, causal=True),
-    Case('cells', ('cells', 'direct', 'auto'), grid=(9, 11), offsets=(7, 5), cells=(4, 3)),
+    Case('cells', ('cells', 'auto'), grid=(7, 9), offsets=(5, 7), cells=(3, 4)),
     Case('no bias', ('linear', 'direct', 'auto', 'fused'), grid=(6, 6)),
     Case('causal, no bias', ('linear', 'direct', 'step', 'auto', 'fused'), n=150, causal=True),
 ]

@@ -11,7 +11,7 @@ import torch
 from nprf_vit.errors import first_line
 from nprf_vit.ops import kernel_attention
 
-BATCH, HEADS, SIDE, M, D, RADIUS, CELLS = 4, 4, 14, 32, 64, 3, 5
+BATCH, HEADS, SIDE, M, D, RADIUS, CELLS = 4, 4, 14, 32, 64, 3, 4
 # FlexAttention scatters the bias gradient with atomics; decoding has no gradients.
 _NOT_PROMISED = ('flex', 'step')
 
@@ -60,8 +60,8 @@ def training_step(backend: str, device: str) -> Step:
         tensors['bias'] = torch.randn(HEADS, side, side, generator=generator) * 0.1
     if backend == 'window':
         tensors['far'] = torch.zeros(HEADS)
-    cells = (CELLS, CELLS) if backend == 'cells' else None
     leaves = {name: x.to(device).requires_grad_() for name, x in tensors.items()}
+    cells = (CELLS, CELLS) if backend == 'cells' else None
     upstream = torch.randn(BATCH, HEADS, n, D, generator=generator).to(device)
 
     def step() -> tuple[torch.Tensor, ...]:

@@ -25,6 +25,10 @@ def test_few_launches_and_no_host_reads():
         assert row.host_reads == 0 and row.largest_mb <= 512, row
 
 
+def test_cells_read_nothing_on_the_host():
+    assert [row.host_reads for row in audit(['cells'], {(14, 14): 8, (28, 28): 1})] == [0] * 4
+
+
 def test_the_dense_plain_path_at_128x128_is_near_what_512_mb_allow():
     """12.9 GB of scores pass through 512 MB: 24 chunks, each of which takes two products and one multiplication."""
     chunks = 12 * 4 * 128**4 / batched.SCRATCH

@@ -9,7 +9,7 @@ from nprf_vit.diagnosis import device
 from nprf_vit.diagnosis.device import Examination
 
 
-@pytest.mark.parametrize('backend', ['direct', 'fft', 'linear', 'window', 'auto'])
+@pytest.mark.parametrize('backend', ['direct', 'fft', 'linear', 'window', 'cells', 'auto'])
 def test_on_the_cpu_bits_alone_are_told(backend):
     found = device.examine(backend, 'cpu')
     assert found == Examination(True, None, None, None) and found.faults() == []
