@@ -20,6 +20,8 @@ Tensors = tuple[torch.Tensor | None, ...]
 Options = tuple[int, int, bool, bool, str, int, int]  # height, width, causal, positive, backend, cell_rows, cell_cols
 # Below this a float32 denominator has lost digits to underflow and the product is repeated in float64.
 _SMALL = 1e-30
+# Gradients are divided by denominators: beside large values and keys these overflow long before the sums lose digits.
+_SMALL_IN_BACKWARD = 1e-20
 
 
 @torch.library.custom_op('nprf_vit::attend', mutates_args=())
@@ -115,7 +117,7 @@ def attend_backward(
             saved = phi_q, phi_k, v, bias, far, z, den, grad
             grads = batched.attend_backward(*saved, (height, width), causal, bias_grad, _cells(options))
             return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
-        small = den.dtype == torch.float32 and positive and bool((den < _SMALL).any())
+        small = den.dtype == torch.float32 and positive and bool((den < _SMALL_IN_BACKWARD).any())
         peaked = None if small or den.dtype != torch.float32 else _peaked_heads(bias, far, causal)
         if peaked is not None and not peaked.all():
             return _backward_by_heads((phi_q, phi_k, v, bias, far), grad, options, bias_grad, peaked)

@@ -5,6 +5,8 @@ import torch
 
 from nprf_vit.ops import kernel_attention
 
+from .compare import make_case
+
 
 def features(*shape, seed=0):
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) + 0.1
@@ -95,3 +97,15 @@ def test_step_holds_large_values_beside_large_features(biased):
     expected = kernel_attention(phi, phi, v, bias, causal=True, backend='step')
     z = kernel_attention(phi, phi * 1e26, v * 1e15, bias, causal=True, backend='step')
     torch.testing.assert_close(z * 1e-15, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('backend', ['direct', 'linear', 'auto'])
+def test_gradients_of_small_queries_beside_large_values_do_not_overflow(backend):
+    """Denominators of 1e-28: below what their inverse times values and keys leaves in float32."""
+    case = make_case(7, std=None, dtype=torch.float64)
+    case.phi_q, case.phi_k, case.v = case.phi_q * 1e-32, case.phi_k * 1e3, case.v * 1e11
+    leaves = case.map(lambda t: t.float().requires_grad_())
+    exact = case.map(lambda t: t.float().double().requires_grad_())
+    grads = [torch.autograd.grad(x.run(b).sum(), (x.phi_k, x.v)) for x, b in ((leaves, backend), (exact, 'direct'))]
+    for mine, truth in zip(*grads):
+        assert (mine.double() - truth).norm() <= 1e-4 * truth.norm()
