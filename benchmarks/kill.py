@@ -75,7 +75,7 @@ def starts(folder: Path) -> int:
         return 0
 
 
-def run_until_killed(folder: Path, seconds: float, processes: int, epochs: int, number: signal.Signals) -> dict | None:
+def run_until_signal(folder: Path, seconds: float, processes: int, epochs: int, number: signal.Signals) -> dict | None:
     """Start, wait, send the signal; None if the run came to its end before."""
     before = starts(folder)
     process = launch(folder, processes, epochs)
@@ -115,7 +115,7 @@ def measure(folder: Path, kills: int, processes: int, epochs: int, seed: int, nu
             seconds = rng.uniform(0.3, 1) * start
         else:  # on average 3/4 of the run are done at the last kill
             seconds = start + rng.uniform(0, 1.9) * training / kills
-        row = run_until_killed(folder / 'killed', seconds, processes, epochs, number)
+        row = run_until_signal(folder / 'killed', seconds, processes, epochs, number)
         if row is None:
             break
         rows.append({'kill': len(rows) + 1, **row})

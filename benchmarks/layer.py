@@ -70,6 +70,17 @@ class Layer:
 
         return self.run(attend, bias=True)
 
+    def ours_cells(self, cells: tuple[int, int], backend: str = 'auto') -> Run:
+        """The same with a bias between cells of a grid."""
+        rows, cols = (2 * count - 1 for count in cells)
+
+        def attend():
+            table = self.bias[:, :rows, :cols]  # which entries does not matter for the cost
+            options = {'grid_size': self.grid, 'backend': backend, 'cells': cells}
+            return kernel_attention(*self.features(), self.v, table, **options)
+
+        return self.run(attend, bias=True)
+
     def ours_without_bias(self) -> Run:
         return self.run(lambda: kernel_attention(*self.features(), self.v, causal=self.causal))
 

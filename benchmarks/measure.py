@@ -2,12 +2,16 @@
 
 import ctypes
 import gc
+import json
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 NO_FIT = 'does not fit'
 
@@ -54,9 +58,19 @@ def resident(peak: bool = False) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
 
 
+def in_child(module: str, *arguments: str) -> Any:
+    """What a benchmark prints as JSON in a process that does nothing else; NO_FIT where its memory does not suffice."""
+    run = subprocess.run([sys.executable, '-m', module, *arguments], capture_output=True, text=True)
+    if run.returncode == 0:
+        return json.loads(run.stdout.splitlines()[-1])
+    if 'allocate memory' in run.stderr or 'MemoryError' in run.stderr:
+        return NO_FIT
+    raise RuntimeError(f'{module} {" ".join(arguments)} failed:\n{run.stderr}')
+
+
 @contextmanager
 def memory_limit(gigabytes: float) -> Iterator[None]:
-    """Makes allocations beyond the limit fail here, before the system picks a victim elsewhere."""
+    """Makes allocations beyond the limit fail here, before the system kills another process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 2**30), hard))
     try:

@@ -1,6 +1,6 @@
 """Whole models beside their timm peers: time and memory against resolution, training throughput at 224 px.
 
-python -m benchmarks.models            224 to 2048 px, half an hour on two cores; writes to a new folder in output/
+python -m benchmarks.models            224 to 4096 px, half an hour on two cores; writes to a new folder in output/
 python -m benchmarks.models --quick    two-block models on small images; writes nothing unless --output says where
 python -m benchmarks.models --max-pixels 512 --continue docs/results    measures these again, keeps the other rows
 """
@@ -8,10 +8,7 @@ python -m benchmarks.models --max-pixels 512 --continue docs/results    measures
 import argparse
 import json
 import math
-import resource
 import statistics
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,11 +17,12 @@ import torch
 from tqdm import tqdm
 
 import nprf_vit  # noqa: F401  registers the models
-from benchmarks.measure import NO_FIT, interleave, ratio, resident
+from benchmarks.measure import NO_FIT, in_child, interleave, memory_limit, ratio, resident
 from benchmarks.report import Report, options, read_csv, refuse, save_figure
 
 OURS, DEIT, RELPOS = 'nprf_deit_base', 'deit_base_patch16_224', 'vit_relpos_base_patch16_224'
 EXTENDED = 'nprf_deit_base extended'  # the 14x14 table of 224 px as a window, a constant beyond it
+CELLS = 'nprf_deit_base cells'  # the same table as the bias between 14x14 cells of tokens
 SWIN = 'swin_base_patch4_window7_224'  # attends within 7x7 windows only: linear in the pixels, and another model
 SMALL = {'embed_dim': 192, 'num_heads': 3, 'depth': 2}
 SMALL_SWIN = {'embed_dim': 32, 'num_heads': (1, 2, 4, 8), 'depths': (1, 1, 1, 1)}
@@ -37,7 +35,7 @@ class Case:
     pixels: int
     batch: int
     rounds: int
-    models: tuple[str, ...] = (OURS, EXTENDED, DEIT, RELPOS, SWIN)
+    models: tuple[str, ...] = (OURS, EXTENDED, CELLS, DEIT, RELPOS, SWIN)
     training: bool = False
 
     @property
@@ -59,6 +57,7 @@ FULL = [
     Case(1024, 1, 3),
     Case(1536, 1, 1),
     Case(2048, 1, 1),
+    Case(4096, 1, 1, (CELLS,)),
 ]
 QUICK = [
     Case(64, 2, 3, (OURS, DEIT, RELPOS, SWIN)),
@@ -72,9 +71,12 @@ SPEED = [
     (OURS, RELPOS, 512, 'inference', 1.0),
     (OURS, RELPOS, 1024, 'inference', 2.0),
     (EXTENDED, DEIT, 2048, 'inference', 3.0),
+    (CELLS, DEIT, 1024, 'inference', 1.9),
+    (CELLS, DEIT, 2048, 'inference', 4.0),
 ]
 # and model, pixels, at most so many MB for a forward
-MEMORY = [(OURS, 1024, 3000), (OURS, 2048, 8000), (EXTENDED, 2048, 4000)]
+MEMORY = [(OURS, 1024, 3000), (OURS, 2048, 8000), (EXTENDED, 2048, 4000), (CELLS, 4096, 6000)]
+SPREAD = 1.15  # time and memory per token of CELLS may differ by this much from 1024 px on
 
 
 def build(name: str, case: Case, small: bool):
@@ -82,8 +84,8 @@ def build(name: str, case: Case, small: bool):
     torch.manual_seed(0)
     shrunk = SMALL_SWIN if name == SWIN else SMALL
     arguments = {'img_size': case.pixels, **(shrunk if small else {})}
-    if name == EXTENDED:
-        arguments.update(rel_pos_extend='extend', rel_pos_size=4 if small else 14)
+    if name in (EXTENDED, CELLS):
+        arguments.update(rel_pos_extend='extend' if name == EXTENDED else 'cells', rel_pos_size=4 if small else 14)
     model = timm.create_model(name.split()[0], **arguments).train(case.training)
     image = torch.randn(case.batch, 3, case.pixels, case.pixels)
 
@@ -98,11 +100,6 @@ def build(name: str, case: Case, small: bool):
     return step
 
 
-def limit_memory(gigabytes: float) -> None:
-    """Make allocations beyond the limit fail here, before the system picks a victim elsewhere."""
-    resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 2**30),) * 2)
-
-
 def measure_memory(name: str, case: Case, small: bool) -> float:
     """Megabytes at the peak of one step, weights included, libraries not; for a process that does nothing else."""
     before = resident()
@@ -112,26 +109,19 @@ def measure_memory(name: str, case: Case, small: bool) -> float:
     return resident(peak=True) - before
 
 
-def memory_in_child(name: str, index: int, args) -> float | None:
-    """`measure_memory` in a process of its own; None where it exceeds the limit."""
-    command = [sys.executable, '-m', 'benchmarks.models', '--child', name, str(index), '--limit', str(args.limit)]
-    run = subprocess.run([*command, *(['--quick'] if args.quick else [])], capture_output=True, text=True)
-    if run.returncode == 0:
-        return json.loads(run.stdout.splitlines()[-1])
-    if 'allocate memory' in run.stderr or 'MemoryError' in run.stderr:
-        return None
-    raise RuntimeError(f'measuring {name} failed:\n{run.stderr}')
-
-
 def run_case(index: int, case: Case, args, progress) -> list[dict]:
     """Memory of each model in a child, then time of those that fit, interleaved; one row per model."""
-    memory = {}
+    memory: dict[str, float | str] = {}
+    quick = ['--quick'] if args.quick else []
     for name in case.models:
         progress.set_description(f'{case.pixels} px {case.mode}, memory of {name}')
-        memory[name] = memory_in_child(name, index, args) if args.add in (None, name) else math.nan  # known already
+        memory[name] = math.nan  # known already, unless it is asked for
+        if args.add in (None, name):
+            child = ('--child', name, str(index), '--limit', str(args.limit), *quick)
+            memory[name] = in_child('benchmarks.models', *child)
         progress.update()
     progress.set_description(f'{case.pixels} px {case.mode}, time')
-    steps = {name: build(name, case, args.quick) for name in case.models if memory[name] is not None}
+    steps = {name: build(name, case, args.quick) for name in case.models if memory[name] != NO_FIT}
     seconds = interleave(steps, case.rounds, progress, warm_up=case.rounds > 1)
     progress.update((case.rounds + (case.rounds > 1)) * (len(case.models) - len(steps)))
     rows = []
@@ -171,9 +161,12 @@ def plot(rows: list[dict], path: Path) -> None:
         for name in dict.fromkeys(r['model'] for r in rows):
             mine = [r for r in rows if r['model'] == name]
             fits = [r for r in mine if r[key] != NO_FIT]
-            xs, ys = [r['pixels'] for r in fits], [deit[r['pixels']] / r['speed_over_deit'] for r in fits]
-            if key == 'peak_mb':
-                ys = [r[key] for r in fits]
+            xs, ys = [r['pixels'] for r in fits], [r[key] for r in fits]
+            if key == 'seconds':
+                ys = [
+                    deit[r['pixels']] / r['speed_over_deit'] if r['pixels'] in deit else r['seconds'] / r['batch']
+                    for r in fits
+                ]
             (line,) = ax.plot(xs, ys, 'o-', label=name)
             for r in mine:
                 if r[key] == NO_FIT:
@@ -212,6 +205,29 @@ def show(rows: list[dict]) -> None:
     if ours and theirs:
         share = 0.0 if theirs == NO_FIT else ours / theirs
         print(f'peak memory at 1024 px: {share:.2f}x of {RELPOS} (target 0.5: {"met" if share <= 0.5 else "MISSED"})')
+    show_cells(found)
+
+
+def show_cells(found: dict[tuple[str, int, str], dict]) -> None:
+    """Whether cells are faster than Swin from 1024 px on, and cost the same per token."""
+    mine = {px: r for (name, px, mode), r in found.items() if name == CELLS and mode == 'inference' and px >= 1024}
+    for pixels, row in mine.items():
+        swin = found.get((SWIN, pixels, 'inference'))
+        if swin is not None and '' not in (row['speed_over_deit'], swin['speed_over_deit']):
+            speed = row['speed_over_deit'] / swin['speed_over_deit']
+            print(f'{pixels} px, {CELLS}: {speed:.2f}x the throughput of {SWIN} (target 1: {_verdict(speed >= 1)})')
+    for key in ('seconds', 'peak_mb'):
+        each = [row[key] / px**2 for px, row in mine.items() if row[key] not in ('', NO_FIT)]
+        if len(each) > 1:
+            spread = max(each) / min(each)
+            print(
+                f'{CELLS}, {key} per token, largest over smallest: {spread:.3f} '
+                f'(target {SPREAD}: {_verdict(spread <= SPREAD)})'
+            )
+
+
+def _verdict(met: bool) -> str:
+    return 'met' if met else 'MISSED'
 
 
 def take_over(report: Report) -> list[dict]:
@@ -223,7 +239,7 @@ def take_over(report: Report) -> list[dict]:
     return rows
 
 
-def said_to_stay(rows: list[dict], measured: list[dict], path: Path) -> None:
+def print_kept_rows(rows: list[dict], measured: list[dict], path: Path) -> None:
     kept = [r for r in rows if r not in measured]
     names = dict.fromkeys(f'{r["pixels"]} px {r["mode"]} {r["model"]}' for r in kept)
     print(f'not measured now: {len(kept)} rows taken over from {path}: {", ".join(names) or "none"}')
@@ -233,15 +249,15 @@ def main(argv: list[str] | None = None) -> None:
     parser = options(__doc__)
     parser.add_argument('--continue', dest='earlier', type=Path, metavar='FOLDER', help='keep rows not measured now')
     parser.add_argument('--min-pixels', type=int, default=0, help='leave out smaller images')
-    parser.add_argument('--max-pixels', type=int, default=2048, help='leave out larger images')
+    parser.add_argument('--max-pixels', type=int, default=4096, help='leave out larger images')
     parser.add_argument('--add', metavar='MODEL', help='only this model, beside DeiT')
     parser.add_argument('--limit', type=float, default=16.0, help='memory in GB beyond which a model does not fit')
     parser.add_argument('--child', nargs=2, metavar=('MODEL', 'CASE'), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     cases = QUICK if args.quick else FULL
-    limit_memory(args.limit)
     if args.child:
-        print(json.dumps(measure_memory(args.child[0], cases[int(args.child[1])], args.quick)))
+        with memory_limit(args.limit):
+            print(json.dumps(measure_memory(args.child[0], cases[int(args.child[1])], args.quick)))
         return
     if args.earlier and args.output:
         refuse('--continue names the folder already: leave out --output')
@@ -251,7 +267,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.add:
         chosen = [(i, replace(c, models=(args.add, DEIT))) for i, c in chosen if args.add in c.models]
     rows = []
-    with tqdm(total=sum(c.calls for _, c in chosen)) as progress:
+    with tqdm(total=sum(c.calls for _, c in chosen)) as progress, memory_limit(args.limit):
         for index, case in chosen:
             rows += run_case(index, case, args, progress)
     rows = [r for r in rows if args.add in (None, r['model'])]
@@ -259,7 +275,7 @@ def main(argv: list[str] | None = None) -> None:
     report.banner()
     show(rows)
     if earlier:
-        said_to_stay(rows, measured, report.path('models.csv'))
+        print_kept_rows(rows, measured, report.path('models.csv'))
     report.save({'models': rows}, {'models': lambda path: plot(rows, path)})
 
 

@@ -7,8 +7,6 @@ python -m benchmarks.pixel --quick    small models; writes nothing unless --outp
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +19,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import nprf_vit  # noqa: F401  registers the models
-from benchmarks.measure import interleave, peak_memory, ratio
+from benchmarks.measure import in_child, interleave, peak_memory, ratio
 from benchmarks.report import Report, options, save_figure
 from nprf_vit.models.pixel import to_raster
 from nprf_vit.models.pixel_generation import PixelDecoder
@@ -89,13 +87,6 @@ def train_step(name: str, size: Size):
     return step
 
 
-def memory_in_child(name: str, quick: bool) -> float:
-    """Megabytes that a training step needs beyond the model, in a process that does nothing else."""
-    command = [sys.executable, '-m', 'benchmarks.pixel', '--child', name, *(['--quick'] if quick else [])]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(run.stdout.splitlines()[-1])
-
-
 def fields(what: str, model: str, seconds: float | str, value: float, target: str, kept: bool | str) -> dict:
     seconds = seconds if seconds == '' else float(f'{seconds:.4g}')
     return {
@@ -139,7 +130,8 @@ def measure_decoding(size: Size) -> tuple[list[dict], dict]:
 
 def measure_training(size: Size, quick: bool) -> list[dict]:
     """Time and memory of a training step in units of those of softmax with the same bias."""
-    memory = {name: memory_in_child(name, quick) for name in (NPRF, SOFTMAX)}
+    child = ('--quick',) if quick else ()
+    memory = {name: in_child('benchmarks.pixel', '--child', name, *child) for name in (NPRF, SOFTMAX)}
     steps = {name: train_step(name, size) for name in (NPRF, SOFTMAX)}
     with tqdm(total=2 * size.rounds + 2, desc='training steps') as progress:
         seconds = interleave(steps, size.rounds, progress)

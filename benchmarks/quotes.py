@@ -66,11 +66,6 @@ def decoding() -> list[str]:
     return [f'{cached["seconds"]:.0f}', f'{recomputed["value"]:.0f}']
 
 
-def pixel_shares() -> list[str]:
-    found = {r['what']: r['value'] for r in rows('pixel_training')}
-    return [f'{found[what]:.2f}' for what in ('training time / softmax', 'peak memory / softmax')]
-
-
 def model_row(name: str, pixels: int, mode: str = 'inference') -> dict:
     return next(r for r in rows('models') if (r['model'], r['pixels'], r['mode']) == (name, pixels, mode))
 
@@ -81,7 +76,7 @@ def speed(name: str, pixels: int, mode: str = 'inference') -> str:
 
 def extra_memory() -> list[str]:
     """Percent of DeiT's memory that ours takes besides, at the worst resolution."""
-    sizes = {r['pixels'] for r in rows('models')}
+    sizes = {r['pixels'] for r in rows('models') if r['model'] == models.DEIT}
     shares = (model_row(models.OURS, px)['peak_mb'] / model_row(models.DEIT, px)['peak_mb'] for px in sizes)
     return [f'{100 * max(shares) - 100:.0f}']
 
@@ -148,38 +143,30 @@ ZOO = ('nprf_deit_tiny', 'nprf_deit_small', 'nprf_deit_base')
 ZOO += ('nprf_deit_base_norpe', 'prf_deit_base', 'softmax_deit_base')
 QUOTES = {
     'README.md': {
-        'inference takes at most {} % more memory than a DeiT without one': extra_memory,
-        'time grows as n^{} (SDPA) and n^{} (`fft`, m = 32); {} times as fast at 40,960 tokens': lambda: [
+        'inference takes at most {} % more memory than a DeiT without any bias': extra_memory,
+        'n^{} and n^{}; {} times as fast at 40,960 tokens': lambda: [
             exponent(FORWARD, SDPA),
             exponent(FORWARD, 'fft', 32),
             times_sdpa(),
         ],
-        '16 features at norm 1 err less ({}) than 1024 at norm 2 ({})': lambda: [error(1, 16), error(2, 1024)],
-        'with 64 features: {} → {} normalized with bias, {} → {} normalized, {} → {} standard': lambda: [
+        '{} from 16 features at norm 1, {} from 1024 at norm 2': lambda: [error(1, 16), error(2, 1024)],
+        'normalized with bias {} → {}, normalized {} → {}, standard {} → {}': lambda: [
             *converted('nsoftmax_bias_fast'),
             *converted('nsoftmax'),
             *converted('softmax'),
         ],
-        'another order: {}, {}, {}, {} with a faster bias (softmax with the same one: {}); {}, {}, {}, {} with one': (
-            lambda: orders(
-                *('softmax', 'nprf_bias_fast', 'prf', 'nprf', 'softmax_bias_fast'),
-                *('softmax', 'nprf_bias', 'prf', 'nprf'),
-            )
-        ),
-        '| {}, {} with a faster bias; {}, {} with one learning rate |': lambda: bits(
-            'nprf_bias_fast', 'prf', 'nprf_bias', 'prf'
-        ),
+        '| {}, {}, {}, {}: another order |': lambda: orders('softmax', 'nprf_bias_fast', 'prf', 'nprf'),
+        '| {}, {} | `experiments.bits_per_dim` |': lambda: bits('nprf_bias_fast', 'prf'),
+        'comes last of these: top-1 {}, and {} bits/dim.': lambda: [*orders('nprf_bias'), *bits('nprf_bias')],
         'digits, 360 held out: top-1 {} |': lambda: last_epoch('digits'),
-        '16 minutes: top-1 {} after the last epoch': lambda: last_epoch('fashion_mnist'),
-        'above its inputs: {} MB (SDPA, no bias), {} MB (`direct`), {} MB (`fft`)': training_memory,
-        '`fft` is {}× faster in 1/{} of the memory, `auto` {}× faster in 1/{} (': beside_plain_fft,
-        'from cached states takes {} s on two cores, {} times less than': decoding,
-        'a training step at full size {} of the time and {} of the memory of softmax': pixel_shares,
+        'Fashion-MNIST: top-1 {} after the last epoch': lambda: last_epoch('fashion_mnist'),
         'One training step at 224 px, batch 8: {}× the': lambda: [speed(models.OURS, 224, 'training')],
         'is {} times as fast as the extended model at 1024 px and {} times at 2048 px, in {} times its memory': swin,
         **{f'| `{name}` | {{}} M | {{}} |': (lambda name=name: zoo(name)) for name in ZOO},
     },
     'results.md': {
+        'above its inputs: {} MB (SDPA, no bias), {} MB (`direct`), {} MB (`fft`)': training_memory,
+        '`fft` is {}× faster in 1/{} of the memory, `auto` {}× faster in 1/{}.': beside_plain_fft,
         'with 32 features {} times as fast as SDPA at 40,960 tokens': lambda: [times_sdpa()],
         'SDPA {}, the stored matrix {}, `fft` {} to {} forward and {} forward+backward': lambda: [
             exponent(FORWARD, SDPA),
@@ -188,7 +175,7 @@ QUOTES = {
             exponent(BOTH, 'fft', 32),
         ],
         'ours is faster from 32×32 on: {} times at 96×96 beside the mask, {} times at 128×128 beside': layer_wins,
-        'at 14×14 forward to the mask ({} times its time, {} times its memory; forward+backward': layer_losses,
+        'at 14×14 forward beside the mask ({} times its time, {} times its memory; forward+backward': layer_losses,
         'differ from it by up to {} % here': quotients_apart,
         '`fft`, ours is {} times as fast in {} % more memory': lambda: [speed(models.OURS, 2048), *extra_memory()],
         'is {} times as fast as our extended model at 1024 px': lambda: swin()[:1],

@@ -28,7 +28,7 @@ def options(doc: str) -> argparse.ArgumentParser:
 
 
 def refuse(message: str) -> NoReturn:
-    """End the command as a wrong argument does."""
+    """Print the error and end with exit code 2, as for a wrong argument."""
     print(f'error: {message}', file=sys.stderr)
     raise SystemExit(2)
 
@@ -50,7 +50,7 @@ def shipped(folder: Path) -> bool:
 
 @dataclass
 class Report:
-    """Where the results of one command go, and whether they are any."""
+    """Where the results of one command go, and whether it is a quick run, which gives none."""
 
     folder: Path | None
     quick: bool = False
@@ -61,7 +61,7 @@ class Report:
 
     @classmethod
     def of(cls, args: argparse.Namespace, name: str) -> 'Report':
-        """From parsed `options`: a new folder if none is given, nowhere for a quick run that was not told."""
+        """From parsed `options`: a new folder if none is given; a quick run writes only where asked to."""
         return cls(args.output or (None if args.quick else fresh_folder(name)), args.quick)
 
     def path(self, file: str) -> Path:
@@ -94,7 +94,7 @@ class Report:
 
 
 def save_figure(figure: Any, path: Path, dpi: int = 110) -> None:
-    """Write a matplotlib figure, across it what it is if its name is that of a quick run."""
+    """Write a matplotlib figure; one of a quick run is labelled so across the picture."""
     if path.name.startswith(QUICK):
         look = {'ha': 'center', 'va': 'center', 'rotation': 10, 'color': 'red', 'alpha': 0.35, 'zorder': 100}
         figure.text(0.5, 0.5, LABEL, fontsize=3.5 * figure.get_figwidth(), **look)
@@ -118,7 +118,7 @@ def _number(text):
 
 
 def markdown(rows: list[dict], label: str = '') -> str:
-    """The rows as a table for docs/, the label in its corner."""
+    """The rows as a markdown table, with the label in its first header."""
     first, *names = map(str, rows[0])
     names = [f'{first} ({label})' if label else first, *names]
     lines = ['| ' + ' | '.join(names) + ' |', '|' + '---|' * len(names)]

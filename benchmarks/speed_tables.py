@@ -14,6 +14,7 @@ ATTENTION = {  # case in the CSV file → row of the table
 MODELS = {
     models.OURS: '`nprf_deit_base`',
     models.EXTENDED: '`nprf_deit_base`, extended',
+    models.CELLS: '`nprf_deit_base`, cells',
     models.RELPOS: '`vit_relpos_base_patch16_224`',
     models.SWIN: '`swin_base_patch4_window7_224`',
 }
@@ -62,7 +63,9 @@ def models_beside_peers(names: tuple[str, ...], training: bool) -> list[dict]:
     for pixels, mode in sorted({key[:2] for key in found}, key=lambda key: (key[1], key[0])):
         if mode == 'training' and not training:
             continue
-        deit = found[pixels, mode, models.DEIT]
+        deit = found.get((pixels, mode, models.DEIT))
+        if deit is None:
+            continue  # beside no peer
         line = f'{pixels} px' + (', training step' if mode == 'training' else '')
         row = {'image side': line + (f', batch {deit["batch"]}' if deit['batch'] > 1 else '')}
         for name in names:
@@ -79,11 +82,18 @@ def speed_and_memory(row: dict | None) -> str:
 
 
 def models_short() -> list[dict]:
-    return models_beside_peers((models.OURS, models.EXTENDED, models.RELPOS), training=False)
+    return models_beside_peers(measured((models.OURS, models.EXTENDED, models.CELLS, models.RELPOS)), training=False)
 
 
 def models_all() -> list[dict]:
-    return models_beside_peers((models.OURS, models.EXTENDED, models.RELPOS, models.SWIN), training=True)
+    names = (models.OURS, models.EXTENDED, models.CELLS, models.RELPOS, models.SWIN)
+    return models_beside_peers(measured(names), training=True)
+
+
+def measured(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the models that have rows."""
+    known = {r['model'] for r in rows('models')}
+    return tuple(name for name in names if name in known)
 
 
 def length() -> list[dict]:
@@ -122,6 +132,19 @@ def window() -> list[dict]:
     ]
 
 
+def cells() -> list[dict]:
+    return [
+        {
+            'grid': f'{r["side"]}×{r["side"]}' + (', forward+backward' if r['mode'] != 'forward' else ''),
+            'µs per token': f'{r["us_per_token"]:.1f}',
+            'peak memory above inputs': f'{r["peak_mb"]:.0f} MB',
+            'SDPA / `cells`': times(r['speedup']) or 'SDPA not run',
+            '`cells` / `linear` without bias': times(r['over_no_bias']),
+        }
+        for r in rows('cells')
+    ] or [{'grid': 'all', 'SDPA / `cells`': 'not run'}]
+
+
 def pixel_training() -> list[dict]:
     found = {(r['what'], r['model']): r for r in rows('pixel_training')}
     table = []
@@ -154,6 +177,7 @@ TABLES = {
     'peers_forward': lambda: peers_by_grid('forward'),
     'peers_training': lambda: peers_by_grid('forward+backward'),
     'window': window,
+    'cells': cells,
     'pixel_training': pixel_training,
     'budget': budget,
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.report import save_figure
 from experiments.command import main
 from experiments.pictures import dots
-from experiments.runs import Lab, Run, Table, said
+from experiments.runs import Run, Runner, Table, with_spread
 from experiments.variants import runs
 
 SEEDS = 2
@@ -34,11 +34,11 @@ def ablation(base: str, kernel: str, m: int) -> list[Run]:
 CASES = [*(('prf', m) for m in FEATURES), *((kernel, 32) for kernel in MAPS if kernel != 'prf')]
 
 
-def experiment(lab: Lab) -> None:
-    with lab.table('ablations', ('variant', 'seed'), report, plot) as table:
+def experiment(runner: Runner) -> None:
+    with runner.table('ablations', ('variant', 'seed'), report, plot) as table:
         chosen = [run for base in BASES for case in CASES for run in ablation(base, *case)]
         chosen.sort(key=lambda run: run.seed)  # one run of each before the second of any
-        lab.fill(table, chosen, ('top1', 'loss'))
+        runner.fill(table, chosen, ('top1', 'loss'))
 
 
 def tops(table: Table, base: str, kernel: str, m: int) -> list[float]:
@@ -52,7 +52,7 @@ def report(table: Table) -> list[dict]:
         found = {label: tops(table, base, kernel, m) for base, label in BASES.items()}
         if any(found.values()):
             row = {'feature map': kernel, 'features': '16 (head dim)' if kernel == 'elu' else m}
-            row |= {label: said(values) if values else '' for label, values in found.items()}
+            row |= {label: with_spread(values) if values else '' for label, values in found.items()}
             rows.append({**row, 'runs of each': max(map(len, found.values()))})
     return rows
 

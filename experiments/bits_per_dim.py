@@ -11,7 +11,7 @@ from benchmarks.report import save_figure
 from experiments.command import main
 from experiments.histogram import histogram_bits
 from experiments.pictures import dots
-from experiments.runs import PIXEL, Lab, Run, Table, said
+from experiments.runs import PIXEL, Run, Runner, Table, with_spread
 from experiments.variants import FAST_BIAS
 
 SEEDS = 3
@@ -46,11 +46,11 @@ def pixel_runs(variant: str) -> list[Run]:
     return [Run(f'pixel_{variant}', s, (*changes, f'model_kwargs.seed={s}'), PIXEL) for s in range(SEEDS)]
 
 
-def experiment(lab: Lab) -> None:
-    with lab.table('bits_per_dim', ('variant', 'seed'), report, plot) as table:
+def experiment(runner: Runner) -> None:
+    with runner.table('bits_per_dim', ('variant', 'seed'), report, plot) as table:
         chosen = [run for name in VARIANTS for run in pixel_runs(name)]
         chosen.sort(key=lambda run: run.seed)  # one run of each before the second of any
-        lab.fill(table, chosen, ('ema_bpd', 'ema_bpd_se', 'bpd'))
+        runner.fill(table, chosen, ('ema_bpd', 'ema_bpd_se', 'bpd'))
 
 
 def report(table: Table) -> list[dict]:
@@ -59,7 +59,7 @@ def report(table: Table) -> list[dict]:
     for name, label in LABELS.items():
         bits = table.values('ema_bpd', variant=f'pixel_{name}')
         if bits:
-            rows.append({'model': label.replace('\n', ' '), 'bits/dim': said(bits, 3), 'runs': len(bits)})
+            rows.append({'model': label.replace('\n', ' '), 'bits/dim': with_spread(bits, 3), 'runs': len(bits)})
     return rows
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.report import OUTPUT, QUICK, Report, fresh_folder, shipped
-from experiments.runs import Lab, Unfinished
+from experiments.runs import Runner, Unfinished
 from nprf_vit.errors import InputError
 
 UNFINISHED = 75  # exit code of a command that is to be continued: "temporary failure" in sysexits.h
@@ -60,12 +60,12 @@ def choose_folder(name: str, args: argparse.Namespace) -> Path:
     return args.output
 
 
-def make_lab(name: str, args: argparse.Namespace) -> Lab:
+def make_runner(name: str, args: argparse.Namespace) -> Runner:
     if args.data_dir and not Path(args.data_dir).is_dir():
         raise InputError(f'the data folder {args.data_dir} does not exist')
     folder = choose_folder(name, args)
     runs = OUTPUT / 'runs' if shipped(folder) else folder / 'runs'  # checkpoints do not belong into docs/
-    return Lab(
+    return Runner(
         work=args.work or runs,
         report=Report(folder, args.quick),
         data_dir=args.data_dir,
@@ -74,7 +74,7 @@ def make_lab(name: str, args: argparse.Namespace) -> Lab:
     )
 
 
-def go_on(name: str, args: argparse.Namespace, folder: Path) -> str:
+def continuing_command(name: str, args: argparse.Namespace, folder: Path) -> str:
     """The command that continues."""
     words = ['python', '-m', f'experiments.{name}', '--continue', str(folder)]
     words += ['--quick'] if args.quick else []
@@ -83,15 +83,15 @@ def go_on(name: str, args: argparse.Namespace, folder: Path) -> str:
     return shlex.join(words)
 
 
-def main(name: str, about: str, experiment: Callable[[Lab], None], data: bool = True, argv=None) -> int:
+def main(name: str, about: str, experiment: Callable[[Runner], None], data: bool = True, argv=None) -> int:
     """Run an experiment, which needs a folder of images if `data`; the exit code tells whether it is to go on."""
     args = parse(name, about, data, argv)
     try:
-        lab = make_lab(name, args)
-        print(f'{"continuing in" if args.earlier is not None else "results go to"} {lab.report.folder}')
-        experiment(lab)
+        runner = make_runner(name, args)
+        print(f'{"continuing in" if args.earlier is not None else "results go to"} {runner.report.folder}')
+        experiment(runner)
     except Unfinished as left:
-        print(f'{left}; go on with\n{go_on(name, args, lab.report.folder)}', file=sys.stderr)
+        print(f'{left}; go on with\n{continuing_command(name, args, runner.report.folder)}', file=sys.stderr)
         return UNFINISHED
     except InputError as error:
         print(f'error: {error}', file=sys.stderr)

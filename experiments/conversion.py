@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.report import save_figure
 from experiments.command import main
-from experiments.runs import Lab, Run, Table, passed, quiet
+from experiments.runs import Run, Runner, Table, passed, quiet
 from experiments.variants import long_runs
 from nprf_vit import convert
 from nprf_vit.config.schema import Config
@@ -40,21 +40,21 @@ MODELS = {
 }
 
 
-def experiment(lab: Lab) -> None:
-    features = (0, *(FEATURES[:2] if lab.quick else FEATURES))
-    with lab.table('conversion', ('model', 'features'), report, plot) as table:
+def experiment(runner: Runner) -> None:
+    features = (0, *(FEATURES[:2] if runner.quick else FEATURES))
+    with runner.table('conversion', ('model', 'features'), report, plot) as table:
         oracles = {long_runs(name, 1)[0]: name for name in MODELS}
         pending = {run: [m for m in features if not table.has(model=name, features=m)] for run, name in oracles.items()}
-        trained = [run for run, _ in lab.train(run for run, left in pending.items() if left)]
-        names = {lab.folder(run): name for run, name in oracles.items()}
-        measure_all(lab, table, [(run, m) for run in trained for m in pending[run]], names)
+        trained = [run for run, _ in runner.train(run for run, left in pending.items() if left)]
+        names = {runner.folder(run): name for run, name in oracles.items()}
+        measure_all(runner, table, [(run, m) for run in trained for m in pending[run]], names)
 
 
-def measure_all(lab: Lab, table: Table, cases: list[tuple[Run, int]], names: dict[Path, str]) -> None:
+def measure_all(runner: Runner, table: Table, cases: list[tuple[Run, int]], names: dict[Path, str]) -> None:
     """Rows of the oracle (0 features) and of the converted models, whose names are by the folders of their runs."""
-    limit = {} if lab.quick else {'val_limit': IMAGES}
-    items = [(override(lab.config(run), **limit), lab.folder(run), m) for run, m in cases]
-    for (_, folder, m), (tops, radius) in lab.each(measure, items, 'conversions'):
+    limit = {} if runner.quick else {'val_limit': IMAGES}
+    items = [(override(runner.config(run), **limit), runner.folder(run), m) for run, m in cases]
+    for (_, folder, m), (tops, radius) in runner.each(measure, items, 'conversions'):
         about = {'model': names[folder], 'features': m, 'radius': f'{radius:.3f}'}
         table.add(*({**about, 'draw': draw, 'top1': f'{top:.6g}'} for draw, top in enumerate(tops)))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.report import save_figure
 from experiments.command import main
 from experiments.pictures import dots
-from experiments.runs import Lab, Table, said
+from experiments.runs import Runner, Table, with_spread
 from experiments.variants import LABELS, long_runs, runs
 
 SEEDS, FACTOR_SEEDS = 3, 2
@@ -32,14 +32,14 @@ FACTORS = {
 }
 
 
-def experiment(lab: Lab) -> None:
+def experiment(runner: Runner) -> None:
     chosen = [run for name in MAIN for run in runs(name, SEEDS)]
     factors = [run for name in FACTORS if name not in MAIN for run in runs(name, FACTOR_SEEDS)]
     chosen += sorted(factors, key=lambda run: run.seed)  # one run of each before the second of any
     longer = [run for name in MAIN for run in long_runs(name, SEEDS)]
     chosen += sorted(longer, key=lambda run: run.seed)
-    with lab.table('ordering', ('variant', 'seed'), report, plot) as table:
-        lab.fill(table, chosen, ('top1', 'loss'))
+    with runner.table('ordering', ('variant', 'seed'), report, plot) as table:
+        runner.fill(table, chosen, ('top1', 'loss'))
 
 
 def report(table: Table) -> list[dict]:
@@ -48,8 +48,8 @@ def report(table: Table) -> list[dict]:
     for name, label in (MAIN | {name: label for name, label in FACTORS.items() if name not in MAIN}).items():
         tops, longer = table.values('top1', variant=name), table.values('top1', variant=f'{name}_long')
         if tops:
-            row = {'model': label, 'top-1': said(tops), 'runs': len(tops)}
-            rows.append({**row, 'three times as long': said(longer) if longer else ''})
+            row = {'model': label, 'top-1': with_spread(tops), 'runs': len(tops)}
+            rows.append({**row, 'three times as long': with_spread(longer) if longer else ''})
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Make of a finished run what others need to check its number: weights, configuration, history, checksums.
+"""Collect what others need to check the number of a finished run: weights, configuration, history, checksums.
 
 python -m experiments.publish --run output/fashion_mnist --output docs/results/fashion_mnist
 """
@@ -17,7 +17,7 @@ WEIGHTS, SUMS = 'model.safetensors', 'SHA256SUMS'
 
 
 def publish(run: Path, output: Path) -> dict[str, float]:
-    """Copy the weights after the last epoch, chosen by nobody on the images they are measured on; returns metrics."""
+    """Copy the weights of the last epoch, which no validation image has chosen; returns metrics."""
     last = read_checkpoint(run / 'last.pt')
     metrics = last['history'][-1]
     output.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.report import save_figure
 from experiments.command import main
-from experiments.runs import Lab, Run, Table, passed, quiet, said
+from experiments.runs import Run, Runner, Table, passed, quiet, with_spread
 from experiments.variants import DEIT, runs
 from nprf_vit.config.schema import Config
 from nprf_vit.engine.validate import validate
@@ -41,40 +41,40 @@ def trained_runs(variant: str) -> list[Run]:
     return runs(variant, SEEDS)
 
 
-def larger(lab: Lab, run: Run, label: str, scale: float, tuned: bool) -> Run:
+def larger(runner: Runner, run: Run, label: str, scale: float, tuned: bool) -> Run:
     """The twin of a trained run at a higher resolution, started from its weights."""
-    pixels = round(scale * lab.config(run).img_size)
-    changes = [*run.changes, *CASES[label][1], f'img_size={pixels}', f'val_limit={40 if lab.quick else IMAGES}']
-    changes += [f'initial_checkpoint={lab.folder(run) / "best.pt"}', *(TUNE if tuned else ())]
+    pixels = round(scale * runner.config(run).img_size)
+    changes = [*run.changes, *CASES[label][1], f'img_size={pixels}', f'val_limit={40 if runner.quick else IMAGES}']
+    changes += [f'initial_checkpoint={runner.folder(run) / "best.pt"}', *(TUNE if tuned else ())]
     how = 'extended' if CASES[label][1] else 'interpolated'
     return Run(f'{run.variant}_{how}_{pixels}px', run.seed, tuple(changes), run.config)
 
 
-def experiment(lab: Lab) -> None:
-    scales = SCALES[:1] if lab.quick else SCALES
+def experiment(runner: Runner) -> None:
+    scales = SCALES[:1] if runner.quick else SCALES
     stages = [(1.0, 0), *((s, tuned) for s in scales for tuned in (0, 1))]  # no fine-tune at the trained resolution
     cases = [(l, s, r, tuned) for l in CASES for s, tuned in stages for r in trained_runs(CASES[l][0])]
-    with lab.table('resolution', ('model', 'scale', 'seed', 'tuned'), report, plot) as table:
+    with runner.table('resolution', ('model', 'scale', 'seed', 'tuned'), report, plot) as table:
         cases = [(l, s, r, t) for l, s, r, t in cases if not table.has(model=l, scale=s, seed=r.seed, tuned=t)]
-        for _ in lab.train(dict.fromkeys(r for _, _, r, _ in cases)):
+        for _ in runner.train(dict.fromkeys(r for _, _, r, _ in cases)):
             pass
-        measure(lab, table, cases)
+        measure(runner, table, cases)
 
 
-def measure(lab: Lab, table: Table, cases: list[tuple]) -> None:
+def measure(runner: Runner, table: Table, cases: list[tuple]) -> None:
     """First all evaluations as trained, then all fine-tunes."""
     for tuned in (0, 1):
-        twins = {larger(lab, r, l, s, bool(tuned)): (l, s) for l, s, r, t in cases if t == tuned}
+        twins = {larger(runner, r, l, s, bool(tuned)): (l, s) for l, s, r, t in cases if t == tuned}
         if tuned:
-            results = lab.train(twins)
+            results = runner.train(twins)
         else:
-            by_folder = {lab.folder(twin): twin for twin in twins}
-            items = [(lab.config(twin), folder) for folder, twin in by_folder.items()]
-            results = ((by_folder[item[1]], row) for item, row in lab.each(validate_run, items, 'evaluations'))
+            by_folder = {runner.folder(twin): twin for twin in twins}
+            items = [(runner.config(twin), folder) for folder, twin in by_folder.items()]
+            results = ((by_folder[item[1]], row) for item, row in runner.each(validate_run, items, 'evaluations'))
         for twin, row in results:
             label, scale = twins[twin]
             script = 'train.py' if tuned else 'validate.py'
-            about = {'model': label, 'scale': scale, 'pixels': lab.config(twin).img_size, 'seed': twin.seed}
+            about = {'model': label, 'scale': scale, 'pixels': runner.config(twin).img_size, 'seed': twin.seed}
             table.add({**about, 'tuned': tuned, 'top1': f'{float(row["top1"]):.6g}', 'command': twin.command(script)})
 
 
@@ -92,7 +92,7 @@ def report(table: Table) -> list[dict]:
         row = {'model': label}
         for scale, tuned in [(s, t) for t in (0, 1) for s in (1.0, *SCALES) if s > 1 or not t]:
             tops = table.values('top1', model=label, scale=scale, tuned=tuned)
-            row[f'{scale:g}×' + ', tuned' * tuned] = said(tops, 1) if tops else ''
+            row[f'{scale:g}×' + ', tuned' * tuned] = with_spread(tops, 1) if tops else ''
         rows.append(row)
     return rows
 

@@ -1,7 +1,7 @@
 """Small training runs for the experiments: each trained once, two at a time, and continued where it was interrupted.
 
 An experiment is a list of runs and a CSV file, in a folder of its own. Where a command continues another, what the file
-holds is not done again, nor is a run that is trained but not in the file yet; both are said.
+holds is not done again, nor is a run that is trained but not in the file yet; both are printed.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _ANY_NUMBER = ('train_images=null', 'val_images=null')
 
 
 def quick_changes(config: str, data_dir: str | None) -> tuple[str, ...]:
-    """What makes a run take a second."""
+    """Overrides that make a run take a second."""
     small = (*_SHORT, *_TINY, 'val_limit=40')
     if config == PIXEL:
         return small
@@ -82,7 +82,7 @@ class Table:
         return any(all(row[name] == str(value) for name, value in key.items()) for row in self.rows)
 
     def add(self, *rows: dict[str, Any]) -> None:
-        """Append rows, and have them as a reader of the file would."""
+        """Append rows to the file, and keep them as text, as a reader of the file would."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         append_rows(self.path, rows)
         self.rows += [{name: str(value) for name, value in row.items()} for row in rows]
@@ -94,12 +94,12 @@ class Table:
 
 
 class Unfinished(Exception):
-    """Work is left, because time is up or somebody else is at it."""
+    """Runs are left to do: time is up, or another process is training them."""
 
 
 @dataclass
-class Lab:
-    """Where runs live and how they are done.
+class Runner:
+    """Trains runs and collects their rows: folders, number of processes, deadline.
 
     Args:
         work: Folder of the trained runs.
@@ -226,7 +226,7 @@ def passed(deadline: float | None) -> bool:
 
 @contextlib.contextmanager
 def quiet(folder: Path) -> Iterator[Any]:
-    """The place of a single process on a CPU whose words go to a log file."""
+    """A process group of one CPU process, whose output goes to a log file."""
     folder.mkdir(parents=True, exist_ok=True)
     with (
         (folder / 'log.txt').open('a', encoding='utf-8') as log,
@@ -242,7 +242,7 @@ def mean_and_spread(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
 
 
-def said(values: list[float], digits: int = 2) -> str:
+def with_spread(values: list[float], digits: int = 2) -> str:
     """Mean ± deviation for a table, or the one number there is."""
     mean, spread = mean_and_spread(values)
     return f'{mean:.{digits}f}' + ('' if math.isnan(spread) else f' ± {spread:.{digits}f}')

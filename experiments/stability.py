@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.report import save_figure
 from experiments.command import main
-from experiments.runs import Lab, Run, Table
+from experiments.runs import Run, Runner, Table
 from experiments.variants import LABELS, VARIANTS
 from nprf_vit.engine.output.csv_file import read_rows
 
@@ -30,13 +30,13 @@ def stability_run(variant: str, rate: str, seed: int) -> Run:
     return Run(f'{variant}_lr{rate}', seed, (*changes, f'model_kwargs.seed={seed}'))
 
 
-def experiment(lab: Lab) -> None:
-    with lab.table('stability', ('model', 'lr', 'seed'), report, plot) as table:
+def experiment(runner: Runner) -> None:
+    with runner.table('stability', ('model', 'lr', 'seed'), report, plot) as table:
         grid = ((m, r, s) for s in range(SEEDS) for m in MODELS for r in RATES)
         cases = {stability_run(m, r, s): (m, r) for m, r, s in grid if not table.has(model=m, lr=r, seed=s)}
-        for run, _ in lab.train(cases):
+        for run, _ in runner.train(cases):
             about = {'model': cases[run][0], 'lr': cases[run][1], 'seed': run.seed}
-            points = read_rows(lab.folder(run) / 'steps.csv')
+            points = read_rows(runner.folder(run) / 'steps.csv')
             table.add(*({**about, 'step': p['step'], 'loss': p['loss']} for p in points))
 
 

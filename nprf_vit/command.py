@@ -1,4 +1,4 @@
-"""What train.py and validate.py do around their work: streams that may be closed or full, paths that cannot exist."""
+"""What train.py and validate.py share: closed or full standard streams, and paths that cannot exist."""
 
 import contextlib
 import os

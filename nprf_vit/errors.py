@@ -1,4 +1,4 @@
-"""What may go wrong, told in one line, and the exit codes by which scripts know it (docs/reliability.md)."""
+"""The errors of this package: each is one line of text and has an exit code (docs/reliability.md)."""
 
 import contextlib
 import os
@@ -57,7 +57,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def exit_with(error: InputError | RunError) -> Exit:
-    """Say what went wrong, as far as anyone listens; returns the exit code."""
+    """Print what went wrong, if standard error is open; returns the exit code."""
     with contextlib.suppress(OSError):  # the log may lie on the disk that is full
         print(in_one_line(error), file=sys.stderr, flush=True)
     return error.exit_code

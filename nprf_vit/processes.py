@@ -1,4 +1,4 @@
-"""Processes that do not outlive the one they work for, and their output."""
+"""Processes that end with their parent, and what they print."""
 
 import ctypes
 import io

@@ -99,9 +99,11 @@ def test_the_allocator_is_prepared_once_by_the_first_call():
 
 def test_the_readme_uses_it():
     page = (ROOT / 'README.md').read_text(encoding='utf-8')
-    (example,) = re.findall(r'```python\n(.*?)```', page, re.DOTALL)
+    examples = re.findall(r'```python\n(.*?)```', page, re.DOTALL)
     names: dict = {}
-    exec(example, names)
+    for example in examples:
+        exec(example, names)
+    assert sum('kernel_attention(' in example for example in examples) == 1
     assert names['logits'].shape == (1, 10)
     assert names['z'].shape == (1, 12, 32 * 24, 64) and names['z'].isfinite().all()
 

@@ -37,7 +37,7 @@ def _key(
 
 @dataclass(frozen=True)
 class Config:
-    """One run. `None` means "off", or "what the model says" where a model has an opinion."""
+    """One run. `None` means "off", or the model's own value where it has one."""
 
     # model
     model: str = _key(dataclasses.MISSING, "Name of the model in timm's registry, such as nprf_deit_base.")

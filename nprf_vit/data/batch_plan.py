@@ -1,4 +1,4 @@
-"""How the global batch is cut: per-device batch × accumulation × world size = global batch, or no run."""
+"""How the global batch is cut: per-device batch × accumulation × world size = global batch."""
 
 from dataclasses import dataclass
 

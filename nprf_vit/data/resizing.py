@@ -1,4 +1,4 @@
-"""What a transform would make of an image, looked at before it does: a row of pixels can become gigabytes."""
+"""The size of an image after a transform, checked before it runs: a row of pixels can become gigabytes."""
 
 from typing import Any
 

@@ -88,7 +88,7 @@ def _fault(index: int, error: BadImage) -> SampleFault:
 
 
 def _apply(transform: Transform, image: Any, source: Any, index: int, what: str) -> torch.Tensor | ByteImage:
-    """Whatever a transform raises is told as the image's fault, with its name: one of 10^8 shall not end a run."""
+    """Turn whatever a transform raises into a bad image with its name: one of 10^8 must not end a run."""
     try:
         return transform(image)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Loader workers that leave with their parent, not before it and not after; and a parent that survives theirs."""
+"""Loader workers that end with their parent, neither earlier nor later; and a loader that survives a killed worker."""
 
 import atexit
 import ctypes
@@ -37,7 +37,7 @@ setup_worker = functools.partial(_setup, _leaving)  # runs first in every worker
 
 
 def _ignore_requests(leaving: Any) -> None:
-    """Schedulers signal all processes of a job, but when to leave is the parent's business, once its step is done."""
+    """Ignore the signals that schedulers send to all processes of a job: the parent ends its workers after the step."""
 
     def on_terminate(number: int, frame: Any) -> None:
         if leaving.value:
@@ -49,7 +49,7 @@ def _ignore_requests(leaving: Any) -> None:
 
 
 def _follow_parent() -> None:
-    """torch's workers look for their parent every few seconds, unless stuck in a read; the kernel sees to it."""
+    """Let the kernel end a worker with its parent: torch's own check does not run while a worker is stuck in a read."""
     die_with_parent()
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:  # it died before the request was made
@@ -57,7 +57,7 @@ def _follow_parent() -> None:
 
 
 class WorkerLost(RunError):
-    """A worker was killed from outside: another start may go well."""
+    """A loader worker was killed from outside; starting again may help."""
 
     exit_code = Exit.PREEMPTED
 

@@ -23,7 +23,7 @@ class Faults:
         self.run, self.progress, self.folder, self.log = run, progress, folder, log
 
     def note(self, outcome: Outcome) -> list[str]:
-        """Take in a step; returns messages about it. Collective when something is wrong."""
+        """Count the faults of a step; returns lines for the log. Collective when something is wrong."""
         messages = self._note_skip(outcome)
         if outcome.bad_images:
             messages += self._note_images(outcome)
@@ -56,7 +56,7 @@ class Faults:
         return [f'{problem}; another training image takes its place' for problem in new]
 
     def check(self) -> None:
-        """Raise when there is too much of it."""
+        """Raise when the counts exceed their limits."""
         skipped, config = self.progress.skipped, self.run.config
         if skipped.in_a_row >= config.max_skipped_steps:
             raise RunError(
@@ -76,7 +76,7 @@ class Faults:
             )
 
     def write(self) -> None:
-        """skipped_steps.jsonl, continued, and bad_images.csv, anew; without cause neither is there. Main rank only."""
+        """Append to skipped_steps.jsonl and rewrite bad_images.csv; neither exists without a fault. Main rank only."""
         if self.log is not None:
             self.log.flush()
         path = self.folder / 'bad_images.csv'

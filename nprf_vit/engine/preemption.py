@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Preemption:
-    """While entered, notes the signals instead of dying of them; the loop asks after every step.
+    """While entered, signals are recorded instead of ending the process; the loop asks after every step.
 
     Before the loop has asked for the first time there is nothing to save, and the process leaves at once. A second
     SIGINT is a person who does not want to wait, and interrupts.

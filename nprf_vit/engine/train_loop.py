@@ -1,4 +1,4 @@
-"""The training loop: epochs of steps, evaluation after each, checkpoints, and an exact way back in."""
+"""The training loop: epochs of steps, evaluation after each, checkpoints, and exact resume."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -167,7 +167,7 @@ class Loop:
         return True
 
     def _save_epoch(self, row: dict[str, Any], best: bool) -> None:
-        """Its checkpoints; after the last epoch all that the run was for, and insistently."""
+        """Write the epoch's checkpoints; after the last epoch also the results, with retries."""
         if row['epoch'] < self.run.config.epochs:
             if best:
                 self._save_best(row)
@@ -211,7 +211,7 @@ class Loop:
             raise
 
     def _interrupted(self) -> bool:
-        """Whether this rank or another is asked to stop: ranks have different numbers of batches to agree after."""
+        """Whether any rank is asked to stop. Ranks may have different numbers of evaluation batches."""
         if self._asked_to_stop(self.progress.step):
             self.run.place.set_flag('stop')
             return True
@@ -222,7 +222,7 @@ class Loop:
         return best is None or self.run.task.is_better(row[name], best[name])
 
     def save(self, leaving: bool = False) -> None:
-        """The next last.pt; a run that leaves insists on it."""
+        """Write the next last.pt; with retries if the run is about to leave."""
         if leaving:
             self.saver.write_all({LAST: self._save_last}, self.progress.step)
         else:

@@ -42,7 +42,7 @@ def validate(
 
 
 def _deliver(table: str, record: str, results: list[ResultFile]) -> None:
-    """Into the file first: what is printed may get lost. One that fails does not keep the other from its place."""
+    """Write the file, then print: output may get lost. If one of them fails, the other is still done."""
     outlets: dict[str, Callable[[], None]] = {str(result.path): partial(result.write, record) for result in results}
     outlets['standard output'] = partial(print, table, flush=True)
     problems = {}

@@ -34,7 +34,7 @@ def unit_norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def check_kernel(kernel: str, feature_dim: int = 1) -> None:
-    """Raise for a kernel that does not exist, or a number of features below one."""
+    """Raise for an unknown kernel, or for a number of features below 1."""
     if not isinstance(feature_dim, int) or feature_dim < 1:
         raise ValueError(f'feature_dim {feature_dim!r}: expected a whole number above 0')
     known = (*FEATURE_MAPS, 'softmax')
@@ -56,7 +56,7 @@ class KernelAttention(nn.Module):
         normalize: Give queries and keys length one (the paper's NPRF) instead of the scale D^-1/4 each.
         feature_dim: Number of random features M; 'elu' and 'softmax' have none.
         rel_pos_size: Learn a relative position bias of this layer's own, on a grid (H, W) or a sequence (N,).
-        rel_pos_extend: How that bias serves larger grids, 'interpolate' or 'extend'; see `RelPosBias`.
+        rel_pos_extend: How that bias serves larger grids, 'interpolate', 'extend' or 'cells'; see `RelPosBias`.
         causal: No token sees a later one; sequences only.
         attn_backend: Algorithm of `nprf_vit.ops.kernel_attention`.
         seed: Seed of the projection.
@@ -181,7 +181,7 @@ class KernelAttention(nn.Module):
         if isinstance(bias, torch.Tensor):
             bias = DenseBias(bias) if self.kernel == 'softmax' else Bias(bias)
         qkv = self._packed_projection(x)
-        packed = self._packed_backend(qkv, bias is not None, causal)
+        packed = self._packed_backend(qkv, bias, causal)
         if packed is not None:
             z = packed_attention(packed, qkv, self.w, bias, grid_size if len(grid_size) == 2 else None, causal)
         else:
@@ -245,14 +245,19 @@ class KernelAttention(nn.Module):
         scale = 1.0 if self.normalize else None
         return F.scaled_dot_product_attention(q, k, v, matrix, dropout_p, is_causal=causal, scale=scale)
 
-    def _packed_backend(self, qkv: torch.Tensor, has_bias: bool, causal: bool) -> Whole | None:
+    def _packed_backend(self, qkv: torch.Tensor, bias: Bias | DenseBias | None, causal: bool) -> Whole | None:
         """What takes the packed projection as it is, if the backend does; features by exp of unit vectors only."""
-        if self.kernel == 'softmax' or not FEATURE_MAPS[self.kernel].exponential or not self.normalize:
+        if (
+            self.kernel == 'softmax'
+            or isinstance(bias, DenseBias)
+            or not FEATURE_MAPS[self.kernel].exponential
+            or not self.normalize
+        ):
             return None
         plain_norms = isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity)
         if not plain_norms or torch.onnx.is_in_onnx_export():
             return None
-        return packed_backend(self.attn_backend, qkv, self.feature_dim, has_bias, causal)
+        return packed_backend(self.attn_backend, qkv, self.feature_dim, bias, causal)
 
     def _kernel_attention(
         self,
@@ -264,10 +269,10 @@ class KernelAttention(nn.Module):
         causal: bool,
     ) -> torch.Tensor:
         phi_q, phi_k = self.features(q, k, causal)
-        table, far = bias or (None, None)
+        table, far, cells = bias or (None, None, None)
         if torch.onnx.is_in_onnx_export():
             table = table if far is None else extend_window(table, far, grid_size)
-            return dense_kernel_attention(phi_q, phi_k, v, table, grid_size, causal)
+            return dense_kernel_attention(phi_q, phi_k, v, table, grid_size, causal, cells)
         return kernel_attention(
             phi_q,
             phi_k,
@@ -278,6 +283,7 @@ class KernelAttention(nn.Module):
             causal=causal,
             backend=self.attn_backend,
             positive=FEATURE_MAPS[self.kernel].positive,
+            cells=cells if cells is None or len(grid_size) == 2 else cells[0],
         )
 
     def extra_repr(self) -> str:

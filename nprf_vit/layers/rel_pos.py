@@ -11,9 +11,10 @@ from timm.layers import register_notrace_module, trunc_normal_
 from torch import nn
 
 from nprf_vit.ops.bias import Bias, DenseBias
+from nprf_vit.ops.cell_grid import expand_cells
 from nprf_vit.ops.offsets import expand_table, extend_table
 
-EXTEND = ('interpolate', 'extend')
+EXTEND = ('interpolate', 'extend', 'cells')
 REL_POS = ('shared', 'layer', 'none')
 
 
@@ -87,13 +88,18 @@ class RelPosBias(nn.Module):
     'interpolate' stretches the table over the new grid's offsets. 'extend' keeps every learned offset and gives all
     larger ones a constant per head, so that attention costs O(N) by the `window` backend. The constant is stored as
     its distance `far` from the mean of the table's border: it starts there, whatever moved the border before it was
-    first needed, and is trained from there. On the table's own grid the two agree.
+    first needed, and is trained from there. 'cells' lays the table's grid over the new one and gives two tokens the
+    bias of the cells they lie in, at O(N) by the `cells` backend; where there are fewer tokens than cells along an
+    axis, it interpolates to one cell per token. On the table's own grid the three agree.
 
     Args:
         grid_size: (H, W) of the grid the table is learned on, or (N,) for a sequence.
         num_heads: Number of attention heads.
         dense: Return the gathered (K, N, N) bias that softmax attention adds to its scores instead of the table.
-        extend: How to serve larger grids, 'interpolate' or 'extend'.
+        extend: How to serve larger grids, 'interpolate', 'extend' or 'cells'.
+
+    Attributes:
+        fixed_size: With 'cells', the number of cells was asked for: a model that loads another table resizes it.
     """
 
     def __init__(
@@ -111,6 +117,8 @@ class RelPosBias(nn.Module):
         self.grid_size = tuple(grid_size)
         self.num_heads = num_heads
         self.dense = dense
+        self.extend = extend
+        self.fixed_size = False
         shape = [2 * s - 1 for s in self.grid_size]
         self.table = nn.Parameter(torch.empty(num_heads, *shape, device=device, dtype=dtype))
         far = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype)) if extend == 'extend' else None
@@ -123,11 +131,16 @@ class RelPosBias(nn.Module):
         if self.far is not None:
             nn.init.zeros_(self.far)
 
+    @property
+    def keeps_table(self) -> bool:
+        """Whether a table of any size serves every grid as it is: as a window, or as the bias between its cells."""
+        return self.extend != 'interpolate' and not self.fixed_size
+
     @torch.no_grad()
     def set_grid_size(self, grid_size: Sequence[int]) -> None:
-        """Learn on another grid from here on: the table is resized once, in place of the old one, or stays a window."""
+        """Learn on another grid from here on: the table is resized once, if it is interpolated, or stays as it is."""
         grid_size = tuple(grid_size)
-        if self.far is None and grid_size != self.grid_size:
+        if self.extend == 'interpolate' and grid_size != self.grid_size:
             self.table = nn.Parameter(resize_table(self.table, grid_size), requires_grad=self.table.requires_grad)
             self.grid_size = grid_size
 
@@ -139,12 +152,20 @@ class RelPosBias(nn.Module):
 
         Returns:
             The table (K, 2H-1, 2W-1) or (K, 2N-1), with 'extend' as it was learned and with the bias (K,) of all
-            offsets beyond it; when dense, the matrix (K, N, N).
+            offsets beyond it, with 'cells' that between cells; when dense, the matrix (K, N, N).
         """
         grid_size = self._check(grid_size)
-        if self.dense:
-            return DenseBias(expand_table(self.whole_table(grid_size), grid_size))
-        return Bias(self.whole_table(grid_size)) if self.far is None else Bias(self.table, self.beyond())
+        if self.extend == 'cells':
+            bias = self._between_cells(grid_size)
+        elif self.far is not None and not self.dense:
+            bias = Bias(self.table, self.beyond())
+        else:
+            bias = Bias(self.whole_table(grid_size))
+        if not self.dense:
+            return bias
+        if bias.cells is not None:
+            return DenseBias(expand_cells(bias.table, bias.cells, grid_size))
+        return DenseBias(expand_table(bias.table, grid_size))
 
     def beyond(self) -> torch.Tensor:
         """With 'extend', the bias (K,) of the offsets beyond the table."""
@@ -154,11 +175,24 @@ class RelPosBias(nn.Module):
     def whole_table(self, grid_size: Sequence[int] | None = None) -> torch.Tensor:
         """The bias of every offset on a grid: (K, 2H-1, 2W-1) or (K, 2N-1)."""
         grid_size = self._check(grid_size)
+        if self.extend == 'cells':
+            bias = self._between_cells(grid_size)
+            if bias.cells is not None:
+                raise ValueError(f'a bias between {self.grid_size} cells is no table of the offsets of {grid_size}')
+            return bias.table
         if self.far is not None:
             return extend_window(self.table, self.beyond(), grid_size)
         # a size that is symbolic while exporting is never compared: that would tie the graph to one answer
         symbolic = any(isinstance(s, torch.SymInt) for s in grid_size)
         return resize_table(self.table, grid_size) if symbolic or grid_size != self.grid_size else self.table
+
+    def _between_cells(self, grid_size: tuple[int, ...]) -> Bias:
+        """With 'cells', the bias between at most one cell per token; an ordinary table if there are as many."""
+        # symbolic while exporting: compared to nothing, and resized to its own size where that changes no number
+        symbolic = any(isinstance(s, torch.SymInt) for s in grid_size)
+        cells = tuple((torch.sym_min if symbolic else min)(*pair) for pair in zip(self.grid_size, grid_size))
+        table = resize_table(self.table, cells) if symbolic or cells != self.grid_size else self.table
+        return Bias(table) if not symbolic and cells == grid_size else Bias(table, cells=cells)
 
     def _check(self, grid_size: Sequence[int] | None) -> tuple[int, ...]:
         grid_size = self.grid_size if grid_size is None else tuple(grid_size)
@@ -167,10 +201,11 @@ class RelPosBias(nn.Module):
         return grid_size
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
-        """With 'extend', take a window of any size as it is, and one without a constant beyond."""
+        """Unless it is interpolated, take a table of any size as it is, with 'extend' one without a constant beyond."""
         table = state_dict.get(prefix + 'table')
-        if self.far is not None and table is not None:
-            state_dict.setdefault(prefix + 'far', table.new_zeros(table.shape[0]))
+        if self.keeps_table and table is not None:
+            if self.far is not None:
+                state_dict.setdefault(prefix + 'far', table.new_zeros(table.shape[0]))
             alike = table.ndim == self.table.ndim and table.shape[0] == self.num_heads
             if alike and table.shape != self.table.shape and all(s % 2 for s in table.shape[1:]):
                 # the Parameter object stays, so an optimizer that holds it does too
@@ -179,5 +214,4 @@ class RelPosBias(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        extend = 'interpolate' if self.far is None else 'extend'
-        return f'grid_size={self.grid_size}, num_heads={self.num_heads}, dense={self.dense}, extend={extend}'
+        return f'grid_size={self.grid_size}, num_heads={self.num_heads}, dense={self.dense}, extend={self.extend}'

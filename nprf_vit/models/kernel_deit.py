@@ -58,9 +58,10 @@ class KernelVisionTransformer(VisionTransformer):
         kernel: Attention kernel, see `nprf_vit.layers.KernelAttention`.
         normalize: Give queries and keys length one.
         rel_pos: Relative position bias 'shared' by all blocks, one per 'layer', or 'none'.
-        rel_pos_extend: How the bias serves grids larger than it was learned on: 'interpolate' its table, or 'extend'
-            it by a constant per head, which costs O(N); see `nprf_vit.layers.RelPosBias`.
-        rel_pos_size: Grid the bias is learned on; that of img_size unless given.
+        rel_pos_extend: How the bias serves grids larger than it was learned on: 'interpolate' its table, 'extend' it by
+            a constant per head, or take it as the bias between 'cells', both O(N); see `nprf_vit.layers.RelPosBias`.
+        rel_pos_size: Grid the bias is learned on; that of img_size unless given. With 'cells', the number of cells:
+            unless given, that of the table that is loaded.
         feature_dim: Number of random features per head.
         attn_backend: Algorithm of `nprf_vit.ops.kernel_attention`.
         seed: Seed of the random projections; block i draws from (seed, i).
@@ -101,6 +102,7 @@ class KernelVisionTransformer(VisionTransformer):
             )
         check_extend(rel_pos_extend)
         check_divisible(img_size, patch_size)
+        fixed_size = rel_pos_extend == 'cells' and rel_pos_size is not None
         if rel_pos_size is None:
             rel_pos_size = tuple(s // p for s, p in zip(to_2tuple(img_size), to_2tuple(patch_size)))
         rel_pos_size = to_2tuple(rel_pos_size)
@@ -132,6 +134,8 @@ class KernelVisionTransformer(VisionTransformer):
             dd = {k: kwargs.get(k) for k in ('device', 'dtype')}
             num_heads = self.blocks[0].attn.num_heads
             self.rel_pos_bias = RelPosBias(rel_pos_size, num_heads, kernel == 'softmax', rel_pos_extend, **dd)
+        for bias in self.bias_modules().values():
+            bias.fixed_size = fixed_size
 
         self.weight_init_mode = 'reset' if weight_init == 'skip' else weight_init
         if weight_init != 'skip':

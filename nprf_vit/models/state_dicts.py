@@ -133,8 +133,10 @@ def _adapt_positions(model, adapted: dict, own: dict, report: _Report) -> None:
         table, target = adapted[key], own[key]
         if table.ndim != target.ndim or table.shape[0] != target.shape[0] or table.shape == target.shape:
             continue
-        if key.replace(TABLE, FAR) in own:
-            report.add('kept', key, f'{tuple(table.shape[1:])}, a window of {tuple(target.shape[1:])}')
+        bias = model.get_submodule(key[: -len('.table')])
+        if bias.keeps_table:
+            what = 'between cells instead' if bias.extend == 'cells' else 'a window'
+            report.add('kept', key, f'{tuple(table.shape[1:])}, {what} of {tuple(target.shape[1:])}')
         else:
             adapted[key] = resize_table(table, [(s + 1) // 2 for s in target.shape[1:]])
             report.add('resized', key, f'{tuple(table.shape[1:])} to {tuple(target.shape[1:])}')

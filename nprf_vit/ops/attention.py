@@ -23,6 +23,7 @@ def kernel_attention(
     causal: bool = False,
     backend: str = 'auto',
     positive: bool = True,
+    cells: tuple[int, int] | int | None = None,
 ) -> torch.Tensor:
     """Kernelized attention with relative position bias, z_i = Σ_j a_ij v_j, a_ij ∝ exp(b_{j-i}) φq_i·φk_j (Eq. 10).
 
@@ -38,6 +39,8 @@ def kernel_attention(
         causal: Whether tokens see only themselves and earlier ones; sequences only.
         backend: A name of `dispatch.names()`; 'auto' takes the cheapest by `choose_backend`.
         positive: Whether all features are positive, which is so for every kind but 'trf'.
+        cells: (h, w), or h for a sequence: the bias is between these cells, (K, 2h-1, 2w-1) or (K, 2h-1), and two
+            tokens get that of the cells they lie in. Token (y, x) is in cell (⌊(y+½)h/H⌋, ⌊(x+½)w/W⌋).
 
     Returns:
         (B, K, N, D) in v's dtype. Sums run in float32, or float64 for float64 features, whatever autocast says.
@@ -45,7 +48,7 @@ def kernel_attention(
     _check_tensors(phi_q, phi_k, v)
     _check_no_tangent(phi_q, phi_k, v, bias, far)
     grid = _check_grid(grid_size, v.shape[2], causal)
-    checked = _check_bias(phi_q, bias, far, grid_size, grid)
+    checked = _check_bias(phi_q, bias, far, grid_size, grid, _check_cells(cells, bias, far, grid_size, grid, causal))
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     phi_q, phi_k = phi_q.to(dtype), phi_k.to(dtype)
     case = Case.of(phi_q, v, checked, grid, causal, positive)
@@ -53,13 +56,16 @@ def kernel_attention(
     with without_autocast(v):
         if run is not None:
             return run.attend(Inputs(phi_q, phi_k, v, checked), case)
-        table, beyond = checked or (None, None)
-        return attend(phi_q, phi_k, v.to(dtype), table, beyond, *grid, causal, positive, backend)[0].to(v.dtype)
+        table, beyond, between = checked or (None, None, None)
+        options = *grid, causal, positive, backend, *(between or ())
+        return attend(phi_q, phi_k, v.to(dtype), table, beyond, *options)[0].to(v.dtype)
 
 
-def packed_backend(backend: str, qkv: torch.Tensor, m: int, has_bias: bool, causal: bool) -> Whole | None:
+def packed_backend(backend: str, qkv: torch.Tensor, m: int, bias: Bias | None, causal: bool) -> Whole | None:
     """What takes a packed projection qkv (B, N, 3, K, D) with m normalized positive features, if `backend` does."""
-    case = Case((1, qkv.shape[1]), m, qkv.shape[-1], causal, has_bias, device=qkv.device.type, v_dtype=qkv.dtype)
+    sizes, where = (m, qkv.shape[-1]), {'device': qkv.device.type, 'v_dtype': qkv.dtype}
+    cells = None if bias is None else bias.cells  # of a grid that they do not fill: else the layer has none
+    case = Case((1, qkv.shape[1]), *sizes, causal, bias is not None, **where, cells=cells)
     entry = preferred(case) if backend == 'auto' else BACKENDS[backend]
     if entry is None or not isinstance(entry.run, Whole) or entry.run.attend_packed is None:
         return None
@@ -86,7 +92,7 @@ def packed_attention(
         (B, N, K, D) in qkv's dtype.
     """
     heads = qkv[:, :, 0].transpose(1, 2)  # B, K, N, D
-    table, far = bias or (None, None)
+    table, far, _ = bias or (None, None, None)
     _check_no_tangent(qkv, table, far)
     grid = _check_grid(grid_size, qkv.shape[1], causal)
     checked = _check_bias(heads, table, far, grid_size, grid)
@@ -101,13 +107,17 @@ def _check_bias(
     far: torch.Tensor | None,
     grid_size: tuple[int, int] | None,
     grid: Grid,
+    cells: Grid | None = None,
 ) -> Bias | None:
-    """The bias as (K, 2H-1, 2W-1), or as a window (K, 2R+1, 2S+1) with far (K,), in the sums' dtype; or None."""
+    """The bias as (K, 2H-1, 2W-1), or as a window (K, 2R+1, 2S+1) with far (K,), in the sums' dtype; or None.
+
+    With cells (h, w) as (K, 2h-1, 2w-1).
+    """
     if bias is None:
         if far is not None:
             raise ValueError('far is the bias beyond a table: it needs bias, got bias=None')
         return None
-    heads, (height, width) = phi_q.shape[1], grid
+    heads, (height, width) = phi_q.shape[1], cells or grid
     expected = (heads, 2 * height - 1, 2 * width - 1) if grid_size else (heads, 2 * width - 1)
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     for name, x in (('bias', bias), ('far', far)):
@@ -117,17 +127,49 @@ def _check_bias(
             raise ValueError(f'{name} is {x.dtype}, phi_q {phi_q.dtype}: expected {dtype}')
     if far is None:
         if tuple(bias.shape) != expected:
-            where = f'a {height}x{width} grid' if grid_size else f'{width} tokens'
-            raise ValueError(
-                f'bias {tuple(bias.shape)} does not fit {where}: expected {expected}, or a window with far'
-            )
-        return Bias(bias.to(dtype).reshape(heads, 2 * height - 1, 2 * width - 1))
+            if cells is not None:
+                where, others = f'{height}x{width} cells' if grid_size else f'{width} cells', ''
+            else:
+                where, others = f'a {height}x{width} grid' if grid_size else f'{width} tokens', ', or a window with far'
+            raise ValueError(f'bias {tuple(bias.shape)} does not fit {where}: expected {expected}{others}')
+        return Bias(bias.to(dtype).reshape(heads, 2 * height - 1, 2 * width - 1), None, cells)
     if bias.dim() != len(expected) or bias.shape[0] != heads or any(s % 2 == 0 for s in bias.shape[1:]):
         form = '(heads, 2R+1, 2S+1)' if grid_size else '(heads, 2R+1)'
         raise ValueError(f'bias {tuple(bias.shape)} is no window for {heads} heads: with far it must be {form}')
     if tuple(far.shape) != (heads,):
         raise ValueError(f'far {tuple(far.shape)} must have one value per head: expected ({heads},)')
     return Bias(bias.to(dtype).reshape(heads, -1, bias.shape[-1]), far.to(dtype))
+
+
+def _check_cells(
+    cells: tuple[int, int] | int | None,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    grid_size: tuple[int, int] | None,
+    grid: Grid,
+    causal: bool,
+) -> Grid | None:
+    """Cells as (h, w), (1, h) on a sequence; or None."""
+    if cells is None:
+        return None
+    if bias is None:
+        raise ValueError(f'cells {cells} are those of a table: it needs bias, got bias=None')
+    if far is not None:
+        raise ValueError('cells and far are two ways to continue a table: expected one of them')
+    if causal:
+        raise ValueError(f'causal attention has no cells: expected cells=None, got {cells}')
+    if grid_size is None:
+        if isinstance(cells, (tuple, list)):
+            raise ValueError(f'cells {tuple(cells)} of a sequence of {grid[1]} tokens: expected a whole number')
+        cells = (1, cells)
+    elif not isinstance(cells, (tuple, list)) or len(cells) != 2:
+        raise ValueError(f'cells {cells} of a {grid[0]}x{grid[1]} grid: expected (h, w)')
+    h, w = cells
+    if not (1 <= h <= grid[0] and 1 <= w <= grid[1]):
+        given = (h, w) if grid_size else w
+        where, most = (f'{grid[0]}x{grid[1]} grid', grid) if grid_size else (f'sequence of {grid[1]} tokens', grid[1])
+        raise ValueError(f'cells {given} do not fit a {where}: expected at least 1 and at most {most}')
+    return h, w
 
 
 def _check_tensors(phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor) -> None:

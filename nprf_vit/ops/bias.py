@@ -1,6 +1,6 @@
 """What a relative position bias is on its way from a layer to an algorithm.
 
-# K heads, N tokens, H×W grid (N = H·W); a sequence is a 1×N grid inside the ops
+# K heads, N tokens, H×W grid (N = H·W), h×w cells; a sequence is a 1×N grid inside the ops
 """
 
 from typing import NamedTuple
@@ -15,6 +15,7 @@ class Bias(NamedTuple):
 
     table: torch.Tensor  # K, 2H-1, 2W-1 or K, 2N-1; beside far any odd-sized window
     far: torch.Tensor | None = None  # K: the bias of every offset outside the table
+    cells: tuple[int, ...] | None = None  # (h, w) or (h,): the table is between these cells, K, 2h-1, 2w-1 or K, 2h-1
 
 
 class DenseBias(NamedTuple):
@@ -31,7 +32,8 @@ class BiasGradients(NamedTuple):
 
 
 def whole_table(bias: Bias, grid: tuple[int, int]) -> torch.Tensor:
-    """The bias of every offset on the grid, (K, 2H-1, 2W-1)."""
+    """The bias of every offset on the grid, (K, 2H-1, 2W-1); one between larger cells has none."""
+    assert bias.cells in (None, grid), 'a backend that reads offsets refuses cells'
     return bias.table if bias.far is None else extend_table(bias.table, bias.far, *grid)
 
 

@@ -17,6 +17,7 @@ from .precision import without_autocast
 from .scratch import keep_freed_pages
 
 Tensors = tuple[torch.Tensor | None, ...]
+Options = tuple[int, int, bool, bool, str, int, int]  # height, width, causal, positive, backend, cell_rows, cell_cols
 # Below this a float32 denominator has lost digits to underflow and the product is repeated in float64.
 _SMALL = 1e-30
 
@@ -33,15 +34,21 @@ def attend(
     causal: bool,
     positive: bool,
     backend: str,
+    cell_rows: int = 0,
+    cell_cols: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention and its denominators (B, K, N). Opaque, because backends look at the bias's values."""
+    """Attention and its denominators (B, K, N). Opaque, because backends look at the bias's values.
+
+    Cells are 0×0 where the bias is not between cells, as in graphs that were exported before there were any.
+    """
     if v.device.type == 'cpu':
         keep_freed_pages()
-    inputs, options = (phi_q, phi_k, v, bias, far), (height, width, causal, positive, backend)
+    inputs = phi_q, phi_k, v, bias, far
+    options = height, width, causal, positive, backend, cell_rows, cell_cols
     with without_autocast(v):
         if _is_batched(v, backend):
-            return batched.attend(*inputs, (height, width), causal, positive)
-        num, den = _forward(inputs, (height, width), causal, positive, backend)
+            return batched.attend(*inputs, (height, width), causal, positive, _cells(options))
+        num, den = _forward(inputs, options)
         den = (den.clamp(min=torch.finfo(den.dtype).tiny) if positive else den).contiguous()
         z = num.div_(den.unsqueeze(-1)).contiguous()
         # one pass over the outputs tells that all inputs were finite and nothing overflowed
@@ -54,7 +61,7 @@ def attend(
 
 
 def _rescue(
-    z: torch.Tensor, den: torch.Tensor, finite: bool, inputs: Tensors, options: tuple[int, int, bool, bool, str]
+    z: torch.Tensor, den: torch.Tensor, finite: bool, inputs: Tensors, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Repeats rows in float64 that float32 cannot hold, and marks denominators for backward.
 
@@ -98,13 +105,15 @@ def attend_backward(
     positive: bool,
     backend: str,
     bias_grad: bool,
+    cell_rows: int = 0,
+    cell_cols: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of phi_q, phi_k, v, bias and far; those of bias and far empty where there are none."""
-    options = height, width, causal, positive, backend
+    options = height, width, causal, positive, backend, cell_rows, cell_cols
     with without_autocast(v):
         if _is_batched(v, backend):
             saved = phi_q, phi_k, v, bias, far, z, den, grad
-            grads = batched.attend_backward(*saved, (height, width), causal, bias_grad)
+            grads = batched.attend_backward(*saved, (height, width), causal, bias_grad, _cells(options))
             return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
         small = den.dtype == torch.float32 and positive and bool((den < _SMALL).any())
         peaked = None if small or den.dtype != torch.float32 else _peaked_heads(bias, far, causal)
@@ -113,7 +122,7 @@ def attend_backward(
         if small or peaked is not None:
             wide = _double(phi_q, phi_k, v, bias, far)
             z, den = attend(*wide, *options)
-            grads = attend_backward(*wide, z, den, grad.double(), *options, bias_grad)
+            grads = attend_backward(*wide, z, den, grad.double(), *_with_bias_grad(options, bias_grad))
             largest = torch.finfo(torch.float32).max  # a zero key below a steep bias has a gradient beyond float32
             return tuple(x.clamp(-largest, largest).float() for x in grads)
         # z = num/den: the gradient of num is g/den, that of den is -(g·z)/den
@@ -122,12 +131,12 @@ def attend_backward(
             phi_q, phi_k, v, z, scaled = _finite_backward(phi_q, phi_k, v, z, grad, scaled, causal)
         grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, D+1
         inputs = phi_q, phi_k, v, bias, far
-        grads = _backward(inputs, (height, width), causal, positive, backend, grad, bias_grad)
+        grads = _backward(inputs, options, grad, bias_grad)
     return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
 
 
 def _is_batched(v: torch.Tensor, backend: str) -> bool:
-    """Off the CPU nothing is read on the host, unless a backend that must look at the bias is asked for by name."""
+    """Off the CPU nothing is read on the host: one dense or tiled product stands in for those that look at the bias."""
     if v.device.type == 'cpu':
         return False
     algorithm = BACKENDS[backend].run if backend != 'auto' else None
@@ -142,7 +151,7 @@ def _peaked_heads(bias: torch.Tensor | None, far: torch.Tensor | None, causal: b
 def _backward_by_heads(
     inputs: Tensors,
     grad: torch.Tensor,
-    options: tuple[int, int, bool, bool, str],
+    options: Options,
     bias_grad: bool,
     peaked: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
@@ -152,7 +161,8 @@ def _backward_by_heads(
     for heads in (peaked.nonzero()[:, 0], (~peaked).nonzero()[:, 0]):
         some = [x if x is None else x.index_select(dim, heads) for x, dim in zip(inputs, dims)]
         # forward again: a denominator has a factor per row that depends on all heads of a call
-        parts.append(attend_backward(*some, *attend(*some, *options), grad[:, heads], *options, bias_grad))
+        saved = *some, *attend(*some, *options), grad[:, heads]
+        parts.append(attend_backward(*saved, *_with_bias_grad(options, bias_grad)))
     order = torch.cat([peaked.nonzero()[:, 0], (~peaked).nonzero()[:, 0]]).argsort()
     return tuple(
         x if x.numel() == 0 else torch.cat([x, y], dim).index_select(dim, order) for x, y, dim in zip(*parts, dims)
@@ -192,6 +202,7 @@ def _(
     positive: bool,
     backend: str,
     bias_grad: bool,
+    *cells: int,
 ) -> tuple[torch.Tensor, ...]:
     return tuple(
         v.new_empty(0) if x is None or not wanted else torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -200,48 +211,49 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    *tensors, ctx.height, ctx.width, ctx.causal, ctx.positive, ctx.backend = inputs
+    tensors, ctx.options = inputs[:5], inputs[5:]
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *output)
 
 
 def _differentiate(ctx: Any, grad: torch.Tensor | None, _: Any) -> Tensors:
     if grad is None:
-        return (None,) * 10
-    options = ctx.height, ctx.width, ctx.causal, ctx.positive, ctx.backend
+        return (None,) * 12
     bias, far = ctx.needs_input_grad[3:5]
-    *grads, d_bias, d_far = attend_backward(*ctx.saved_tensors, grad, *options, bias or far)
-    return *grads, d_bias if bias else None, d_far if far else None, None, None, None, None, None
+    *grads, d_bias, d_far = attend_backward(*ctx.saved_tensors, grad, *_with_bias_grad(ctx.options, bias or far))
+    return *grads, d_bias if bias else None, d_far if far else None, *(None,) * 7
 
 
 attend.register_autograd(_differentiate, setup_context=_save)
 
 
-def _forward(tensors: Tensors, grid: Grid, causal: bool, positive: bool, backend: str) -> Sums:
-    inputs, case = _case(tensors, grid, causal, positive)
-    algorithm, dtype = product(backend, case, inputs)
-    return algorithm.forward(inputs, grid, causal, dtype)
+def _forward(tensors: Tensors, options: Options) -> Sums:
+    inputs, case = _case(tensors, options)
+    algorithm, dtype = product(options[4], case, inputs)
+    return algorithm.forward(inputs, case.grid, case.causal, dtype)
 
 
-def _backward(
-    tensors: Tensors,
-    grid: Grid,
-    causal: bool,
-    positive: bool,
-    backend: str,
-    grad: torch.Tensor,
-    bias_grad: bool,
-) -> Tensors:
-    inputs, case = _case(tensors, grid, causal, positive)
-    algorithm, dtype = product(backend, case, inputs)
-    *grads, of_bias = algorithm.backward(inputs, grid, causal, dtype, grad, bias_grad)
+def _backward(tensors: Tensors, options: Options, grad: torch.Tensor, bias_grad: bool) -> Tensors:
+    inputs, case = _case(tensors, options)
+    algorithm, dtype = product(options[4], case, inputs)
+    *grads, of_bias = algorithm.backward(inputs, case.grid, case.causal, dtype, grad, bias_grad)
     return *grads, *of_bias
 
 
-def _case(tensors: Tensors, grid: Grid, causal: bool, positive: bool) -> tuple[Inputs, Case]:
+def _case(tensors: Tensors, options: Options) -> tuple[Inputs, Case]:
     phi_q, phi_k, v, table, far = tensors
-    bias = None if table is None else Bias(table, far)
-    return Inputs(phi_q, phi_k, v, bias), Case.of(phi_q, v, bias, grid, causal, positive)
+    height, width, causal, positive = options[:4]
+    bias = None if table is None else Bias(table, far, _cells(options))
+    return Inputs(phi_q, phi_k, v, bias), Case.of(phi_q, v, bias, (height, width), causal, positive)
+
+
+def _cells(options: Options) -> Grid | None:
+    return options[5:] if options[5] else None
+
+
+def _with_bias_grad(options: Options, bias_grad: bool) -> tuple:
+    """The arguments of `attend_backward` after its tensors: cells came last."""
+    return *options[:5], bias_grad, *options[5:]
 
 
 def _double(*tensors: torch.Tensor | None) -> Tensors:

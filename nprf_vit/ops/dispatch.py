@@ -5,10 +5,10 @@ The count is a function of shapes only, the same on every run; nothing is timed.
 
 import torch
 
-from .backends import direct, fft, flex, fused_qkv, linear, step, window
+from .backends import cells, direct, fft, flex, fused_qkv, linear, step, window
 from .backends.interface import Backend, Case, Inputs, Product, Whole
 
-_ENTRIES = (direct, fft, linear, window, step, flex, fused_qkv)
+_ENTRIES = (direct, fft, linear, window, cells, step, flex, fused_qkv)
 BACKENDS: dict[str, Backend] = {module.BACKEND.name: module.BACKEND for module in _ENTRIES}
 # What runs where a product cannot hold its promise for the values at hand: `direct` holds it for all.
 FALLBACK: Product = direct.PRODUCT
@@ -22,6 +22,7 @@ def choose_backend(
     has_bias: bool,
     radius: tuple[int, int] | None = None,
     device: str = 'cpu',
+    cells: tuple[int, int] | None = None,
 ) -> str:
     """The cheapest backend.
 
@@ -33,8 +34,9 @@ def choose_backend(
         has_bias: Whether there is a bias.
         radius: (R, S) of a bias that is constant beyond it, if it is.
         device: Device type.
+        cells: (h, w) of a bias between cells, (1, h) on a sequence.
     """
-    return choose(Case(grid, m, d, causal, has_bias, radius, device=device)).name
+    return choose(Case(grid, m, d, causal, has_bias, radius, device=device, cells=cells)).name
 
 
 def names() -> tuple[str, ...]:
@@ -92,7 +94,9 @@ def product(backend: str, case: Case, inputs: Inputs) -> tuple[Product, torch.dt
     return (algorithm, dtype) if dtype is not None else (FALLBACK, inputs.v.dtype)
 
 
-def fitted_fft_point(grid: tuple[int, int], m: int, d: int, fft_seconds: float, direct_seconds: float) -> float:
-    """The fft.FFT_POINT with which the model has the ratio of fft to direct that was measured."""
-    costs = count(Case(grid, m, d))
-    return fft.FFT_POINT * (fft_seconds / direct_seconds) / (costs['fft'] / costs['direct'])
+def fitted_fft_point(
+    grid: tuple[int, int], m: int, d: int, fft_seconds: float, direct_seconds: float, device: str = 'cpu'
+) -> float:
+    """The FFT_POINT with which the model has the ratio of fft to direct, on CUDA to fused, that was measured."""
+    costs = count(Case(grid, m, d, device=device))
+    return fft.fft_point(device) * (fft_seconds / direct_seconds) / (costs['fft'] / costs['direct'])

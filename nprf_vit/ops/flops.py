@@ -27,19 +27,20 @@ def attend_flops(
 ) -> int:
     """Forward: N²(M+D+1) multiply-adds per head, half of them if causal, or 2NM(D+1) without a bias.
 
-    A count of the attention, not of the algorithm: `fft` and `window` do less or more. Arguments are shapes.
+    With a bias between g cells (2N+g²)M(D+1), if that is less. A count of the attention, not of the algorithm: `fft`
+    and `window` do less or more. Arguments are shapes.
     """
     batch, heads, n, m = phi_q
-    return 2 * batch * heads * _forward(n, m, v[-1], bias is not None, causal)
+    return 2 * batch * heads * _forward(n, m, v[-1], bias is not None, causal, _cells(args[2:]))
 
 
 def attend_backward_flops(
     phi_q: Shape, phi_k: Shape, v: Shape, bias: Shape | None, far: Shape | None, *args: Any, **kwargs: Any
 ) -> int:
-    """Backward: N²(3M+2D+1), half if causal, scores computed again; 5NM(D+1) without a bias."""
+    """Backward: N²(3M+2D+1), half if causal, scores computed again; 5NM(D+1) without a bias; (5N+3g²)M(D+1)."""
     batch, heads, n, m = phi_q
     causal = next(x for x in args if isinstance(x, bool))
-    return 2 * batch * heads * _backward(n, m, v[-1], bias is not None, causal)
+    return 2 * batch * heads * _backward(n, m, v[-1], bias is not None, causal, _cells(args[9:]))
 
 
 def fused_qkv_flops(
@@ -67,12 +68,23 @@ def fused_qkv_backward_flops(
     return 2 * batch * heads * (_backward(n, w[1], d, bias is not None, causal) + 2 * n * w[1] * d)
 
 
-def _forward(n: int, m: int, d: int, has_bias: bool, causal: bool) -> int:
-    return n * n * (m + d + 1) // (2 if causal else 1) if has_bias else 2 * n * m * (d + 1)
+def _forward(n: int, m: int, d: int, has_bias: bool, causal: bool, cells: int = 0) -> int:
+    if not has_bias:
+        return 2 * n * m * (d + 1)
+    dense = n * n * (m + d + 1) // (2 if causal else 1)
+    return min(dense, (2 * n + cells**2) * m * (d + 1)) if cells else dense
 
 
-def _backward(n: int, m: int, d: int, has_bias: bool, causal: bool) -> int:
-    return n * n * (3 * m + 2 * d + 1) // (2 if causal else 1) if has_bias else 5 * n * m * (d + 1)
+def _backward(n: int, m: int, d: int, has_bias: bool, causal: bool, cells: int = 0) -> int:
+    if not has_bias:
+        return 5 * n * m * (d + 1)
+    dense = n * n * (3 * m + 2 * d + 1) // (2 if causal else 1)
+    return min(dense, (5 * n + 3 * cells**2) * m * (d + 1)) if cells else dense
+
+
+def _cells(sizes: tuple[Any, ...]) -> int:
+    """Number of cells from the last two arguments of the op, where they are given."""
+    return sizes[0] * sizes[1] if len(sizes) == 2 and isinstance(sizes[1], int) else 0
 
 
 _ops = torch.ops.nprf_vit

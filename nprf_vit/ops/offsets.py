@@ -9,6 +9,9 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+# Beyond e^20 between the extremes of c, rows that see only small offsets get their own maximum (an exp per pair).
+WIDE = 20.0
+
 
 def toeplitz_view(
     table: torch.Tensor, queries: tuple[int, int], keys: tuple[int, int], top: int = 0, left: int = 0
@@ -95,6 +98,12 @@ def extend_table_backward(
     inner = outside[:, max(y, 0) : grad.shape[1] - max(y, 0), max(x, 0) : grad.shape[2] - max(x, 0)]
     inner.zero_()  # not a difference of sums, which would round where far hardly occurs
     return d_window, outside.sum((1, 2))
+
+
+def is_wide(bias: torch.Tensor) -> bool:
+    """Whether rows need a maximum of their own, given the biases (K, ·, ·) that any row can see: if so in one head."""
+    spread = bias.amax((1, 2)).double() - bias.amin((1, 2)).double()  # the same answer for bias.double()
+    return not (spread <= WIDE).all()  # NaN, from a head of -inf alone, is wide as well
 
 
 def peaked_heads(

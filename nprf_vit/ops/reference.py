@@ -14,14 +14,26 @@ import torch
 from torch import Tensor
 
 
-def offsets(n: int, grid_size: tuple[int, int] | None = None) -> list[Tensor]:
-    """Key minus query position, (N, N) with queries as rows: [dy, dx] on a grid, [j-i] on a sequence."""
+def offsets(n: int, grid_size: tuple[int, int] | None = None, cells=None) -> list[Tensor]:
+    """Key minus query position, (N, N) with queries as rows: [dy, dx] on a grid, [j-i] on a sequence.
+
+    With `cells`, (h, w) or h, positions are those of the cells: row y of H is in row ⌊(y+½)h/H⌋ of h.
+    """
     token = torch.arange(n)
     axes = [token] if grid_size is None else [token // grid_size[1], token % grid_size[1]]
+    if cells is not None:
+        sizes, counts = (grid_size or (n,)), ((cells,) if isinstance(cells, int) else tuple(cells))
+        axes = [(2 * axis + 1) * count // (2 * size) for axis, size, count in zip(axes, sizes, counts)]
     return [axis[None, :] - axis[:, None] for axis in axes]
 
 
-def dense_bias(bias: Tensor, n: int, grid_size: tuple[int, int] | None = None, far: Tensor | None = None) -> Tensor:
+def dense_bias(
+    bias: Tensor,
+    n: int,
+    grid_size: tuple[int, int] | None = None,
+    far: Tensor | None = None,
+    cells: tuple[int, int] | int | None = None,
+) -> Tensor:
     """b_{j-i} for every query i and key j, (K, N, N), gathered from a table whose centre is the zero offset.
 
     Args:
@@ -29,10 +41,11 @@ def dense_bias(bias: Tensor, n: int, grid_size: tuple[int, int] | None = None, f
         n: Number of tokens.
         grid_size: (H, W), or None for a sequence.
         far: (K,), the bias of offsets that the table does not hold.
+        cells: (h, w), or h for a sequence: the table is between cells, (K, 2h-1, 2w-1) or (K, 2h-1).
     """
     index = torch.zeros(n, n, dtype=torch.long)
     inside = torch.ones(n, n, dtype=torch.bool)
-    for delta, size in zip(offsets(n, grid_size), bias.shape[1:]):
+    for delta, size in zip(offsets(n, grid_size, cells), bias.shape[1:]):
         position = delta + size // 2
         inside &= (position >= 0) & (position < size)
         index = index * size + position.clamp(0, size - 1)
@@ -42,34 +55,34 @@ def dense_bias(bias: Tensor, n: int, grid_size: tuple[int, int] | None = None, f
     return dense if far is None else torch.where(inside, dense, far[:, None, None])
 
 
-def _log_position(n: int, bias, far, grid_size, causal: bool, like: Tensor) -> Tensor:
+def _log_position(n: int, bias, far, grid_size, causal: bool, cells, like: Tensor) -> Tensor:
     """log c_{j-i}, (K or 1, N, N): the bias, -inf above the diagonal where causal."""
-    log_c = like.new_zeros(1, n, n) if bias is None else dense_bias(bias, n, grid_size, far)
+    log_c = like.new_zeros(1, n, n) if bias is None else dense_bias(bias, n, grid_size, far, cells)
     if causal:
         log_c = log_c.masked_fill(offsets(n)[0] > 0, -math.inf)
     return log_c
 
 
-def attention_weights(phi_q, phi_k, bias=None, far=None, grid_size=None, causal=False) -> Tensor:
-    """a_ij = c_{j-i} φ(q_i)·φ(k_j) / Σ_l c_{l-i} φ(q_i)·φ(k_l), (B, K, N, N).
+def attention_weights(phi_q, phi_k, bias=None, far=None, grid_size=None, causal=False, cells=None) -> Tensor:
+    """a_ij = c_{j-i} φ(q_i)·φ(k_j) / Σ_l c_{l-i} φ(q_i)·φ(k_l), (B, K, N, N); with `cells`, c_{cell(j)-cell(i)}.
 
     Each row's own largest bias is taken out before exp, so b = ±80 loses nothing. Features may be negative.
     """
-    log_c = _log_position(phi_q.shape[-2], bias, far, grid_size, causal, phi_q)
+    log_c = _log_position(phi_q.shape[-2], bias, far, grid_size, causal, cells, phi_q)
     c = (log_c - log_c.detach().amax(-1, keepdim=True)).exp()  # K, N, N
     weights = torch.einsum('bkim,bkjm->bkij', phi_q, phi_k) * c  # B, K, N, N
     return weights / weights.sum(-1, keepdim=True)
 
 
-def attention(phi_q, phi_k, v, bias=None, far=None, grid_size=None, causal=False) -> Tensor:
+def attention(phi_q, phi_k, v, bias=None, far=None, grid_size=None, causal=False, cells=None) -> Tensor:
     """z_i = Σ_j a_ij v_j (Eq. 10), (B, K, N, D), with the whole matrix of weights in memory."""
-    return torch.einsum('bkij,bkjd->bkid', attention_weights(phi_q, phi_k, bias, far, grid_size, causal), v)
+    return torch.einsum('bkij,bkjd->bkid', attention_weights(phi_q, phi_k, bias, far, grid_size, causal, cells), v)
 
 
-def log_attention_weights(log_q, log_k, bias=None, far=None, grid_size=None, causal=False) -> Tensor:
+def log_attention_weights(log_q, log_k, bias=None, far=None, grid_size=None, causal=False, cells=None) -> Tensor:
     """`attention_weights` from the logarithms of positive features, for features that no float could hold."""
     log_s = (log_q[..., :, None, :] + log_k[..., None, :, :]).logsumexp(-1)  # B, K, N, N
-    return (log_s + _log_position(log_q.shape[-2], bias, far, grid_size, causal, log_q)).softmax(-1)
+    return (log_s + _log_position(log_q.shape[-2], bias, far, grid_size, causal, cells, log_q)).softmax(-1)
 
 
 def features(x: Tensor, w: Tensor | None = None, kind: str = 'prf') -> Tensor:

@@ -45,7 +45,6 @@ def test_a_model_can_be_added(tmp_path, monkeypatch, capsys):
         return [row(case.pixels, name, deit=0.7, mode=case.mode) for name in case.models]
 
     monkeypatch.setattr(models, 'run_case', measured)
-    monkeypatch.setattr(models, 'limit_memory', lambda gigabytes: None)
     write_rows(tmp_path / 'quick_models.csv', [row(64, models.OURS), row(64, models.DEIT)])
     models.main(['--quick', '--max-pixels', '64', '--continue', str(tmp_path), '--add', models.SWIN])
     found = [(r['model'], r['mode'], r['speed_over_deit']) for r in read_csv(tmp_path / 'quick_models.csv')]
@@ -55,8 +54,7 @@ def test_a_model_can_be_added(tmp_path, monkeypatch, capsys):
     assert said in capsys.readouterr().out
 
 
-def test_there_must_be_something_to_continue(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(models, 'limit_memory', lambda gigabytes: None)
+def test_there_must_be_something_to_continue(tmp_path, capsys):
     with pytest.raises(SystemExit, match='2'):
         models.main(['--quick', '--continue', str(tmp_path)])
     assert 'nothing to continue' in capsys.readouterr().err

@@ -25,6 +25,7 @@ class Case:
     cotangent: Tensor = field(repr=False)
     grid_size: tuple[int, int] | None = field(repr=False)
     causal: bool = field(repr=False)
+    cells: tuple[int, int] | int | None = field(repr=False, default=None)
 
     def tensors(self) -> dict[str, Tensor]:
         names = ('phi_q', 'phi_k', 'v', 'bias', 'far')
@@ -75,6 +76,14 @@ def biases(draw) -> dict | None:
 
 
 @st.composite
+def biases_between_cells(draw, shape: dict) -> dict:
+    """A bias between one cell and one per token."""
+    sizes = shape['grid'] or (shape['n'],)
+    bias = draw(biases().filter(lambda bias: bias is not None))
+    return bias | {'window': None, 'cells': tuple(draw(st.integers(1, size)) for size in sizes)}
+
+
+@st.composite
 def contents(draw) -> dict:
     """Features, values, masked keys and memory layouts."""
     return {
@@ -89,8 +98,19 @@ def contents(draw) -> dict:
 
 @st.composite
 def calls(draw) -> Case:
-    """One call of `kernel_attention` with everything that its gradient needs."""
-    shape, bias, content = draw(shapes()), draw(biases()), draw(contents())
+    """Choices of one call, and the call."""
+    return build(draw(shapes()), draw(biases()), draw(contents()))
+
+
+@st.composite
+def calls_with_cells(draw) -> Case:
+    """The same with a bias between cells."""
+    shape = draw(shapes().filter(lambda shape: not shape['causal']))
+    return build(shape, draw(biases_between_cells(shape)), draw(contents()))
+
+
+def build(shape: dict, bias: dict | None, content: dict) -> Case:
+    """One call of `kernel_attention` with everything that its gradient needs: also what a failing case has printed."""
     g = torch.Generator().manual_seed(shape['seed'])
     dtype, lead = shape['dtype'], (shape['batch'], shape['heads'], shape['n'])
     phi_q, phi_k = (_features(g, (*lead, shape['m']), content['features']) for _ in range(2))
@@ -103,7 +123,9 @@ def calls(draw) -> Case:
     tensors = [_layout(x.to(dtype), content['layout']) for x in (phi_q, phi_k, v)]
     tables = [None if x is None else x.to(dtype) for x in (table, far)]
     choices = {'shape': shape, 'bias': bias, 'content': content}
-    return Case(choices, *tensors, *tables, cotangent.to(dtype), shape['grid'], shape['causal'])
+    cells = bias.get('cells') if bias else None
+    cells = cells if cells is None or shape['grid'] else cells[0]
+    return Case(choices, *tensors, *tables, cotangent.to(dtype), shape['grid'], shape['causal'], cells)
 
 
 def _normal(g, *shape):
@@ -146,6 +168,8 @@ def _values(g, shape, kind):
 
 def _bias(g, bias, shape):
     sizes = [2 * s - 1 for s in shape['grid']] if shape['grid'] else [2 * shape['n'] - 1]
+    if bias.get('cells') is not None:
+        sizes = [2 * count - 1 for count in bias['cells']]
     if bias['window'] is not None:
         sizes = [2 * r + 1 for r in bias['window'][: len(sizes)]]
     table, size = torch.zeros(shape['heads'], *sizes, dtype=torch.float64), bias['size']

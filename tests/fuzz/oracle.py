@@ -20,9 +20,11 @@ class Table:
     size: int
 
     @staticmethod
-    def build(shape: tuple[int, ...], n: int, grid_size: tuple[int, int] | None) -> Table:
+    def build(shape: tuple[int, ...], n: int, grid_size: tuple[int, int] | None, cells=None) -> Table:
         index = np.empty((n, n), dtype=np.int64)
         width = n if grid_size is None else grid_size[1]
+        if cells is not None:
+            return Table.between_cells(n, grid_size or (1, n), (1, cells) if grid_size is None else cells)
         rows, cols = (1, *shape) if len(shape) == 1 else shape
         for i in range(n):
             for j in range(n) if n <= 8 else (np.arange(n),):
@@ -31,6 +33,15 @@ class Table:
                 inside = (y >= 0) & (y < rows) & (x >= 0) & (x < cols)
                 index[i, j] = np.where(inside, y * cols + x, -1)
         return Table(index, rows * cols)
+
+    @staticmethod
+    def between_cells(n: int, grid: tuple[int, int], cells: tuple[int, int]) -> Table:
+        y, x = np.divmod(np.arange(n), grid[1])
+        # floats: sizes are small, and a centre on a border is a half that they hold exactly
+        row, col = (np.floor((p + 0.5) * c / s + 1e-9).astype(int) for p, c, s in zip((y, x), cells, grid))
+        dy, dx = row[None, :] - row[:, None], col[None, :] - col[:, None]
+        width = 2 * cells[1] - 1
+        return Table((dy + cells[0] - 1) * width + dx + cells[1] - 1, (2 * cells[0] - 1) * width)
 
     def gather(self, bias: np.ndarray, far: np.ndarray | None) -> np.ndarray:
         """(K, ...) -> (K, N, N)"""
@@ -53,11 +64,11 @@ class Result:
     empty: np.ndarray  # B, K, N: rows that see no key with a weight
 
 
-def attention(phi_q, phi_k, v, bias, far, grid_size, causal, g) -> Result:
+def attention(phi_q, phi_k, v, bias, far, grid_size, causal, g, cells=None) -> Result:
     """Output z and, for the cotangent g, the gradients of phi_q, phi_k, v, bias and far (positive features)."""
     scores = np.einsum('bkim,bkjm->bkij', phi_q, phi_k)  # B, K, N, N
     n = v.shape[2]
-    table = None if bias is None else Table.build(bias.shape[1:], n, grid_size)
+    table = None if bias is None else Table.build(bias.shape[1:], n, grid_size, cells)
     log_c = np.zeros((v.shape[1], n, n)) if bias is None else table.gather(bias, far)  # K, N, N
     if causal:
         log_c = np.where(np.arange(n)[None, :] > np.arange(n)[:, None], -np.inf, log_c)

@@ -63,13 +63,14 @@ def change(weights, rng):
 
 
 def configs():
-    """A model of ours with a bias, one with a continued bias, one with an embedding, and one of timm."""
+    """A model of ours with a bias, two with a continued bias, one with an embedding, and one of timm."""
     kwargs = SMALL['model_kwargs']
     plain = {'img_size': 8, 'model_kwargs': kwargs}
     timms = {name: kwargs[name] for name in ('embed_dim', 'depth', 'num_heads', 'patch_size')}
     return {
         'bias': small_config(**plain),
         'window': small_config(**{**plain, 'model_kwargs': {**kwargs, 'rel_pos_extend': 'extend'}}),
+        'cells': small_config(**{**plain, 'model_kwargs': {**kwargs, 'rel_pos_extend': 'cells'}}),
         'embedding': small_config(**plain, model='prf_deit_base'),
         'timm': small_config(img_size=8, model='deit_tiny_patch16_224', model_kwargs=timms),
     }

@@ -95,7 +95,8 @@ def test_extend_keeps_the_window_and_continues_it(window, grid_size):
     bias = RelPosBias(window, 2, extend='extend')
     torch.nn.init.normal_(bias.table)
     torch.nn.init.normal_(bias.far)
-    table, far = bias(grid_size)
+    table, far, cells = bias(grid_size)
+    assert cells is None
     assert table is bias.table and torch.equal(far, bias.beyond())
     whole = bias.whole_table(grid_size)
     assert whole.shape == (2, *(2 * s - 1 for s in grid_size))

@@ -23,6 +23,7 @@ def variants(*kwargs):
 
 LAYER, NONE, SOFTMAX, FFT = {'rel_pos': 'layer'}, {'rel_pos': 'none'}, {'kernel': 'softmax'}, {'attn_backend': 'fft'}
 EXTEND = {'rel_pos_extend': 'extend', 'rel_pos_size': 3}
+CELLS = {'rel_pos_extend': 'cells', 'rel_pos_size': 3}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,16 @@ def _fresh_compiler():
 
 
 @pytest.mark.parametrize(
-    'kwargs', variants(LAYER, NONE, SOFTMAX, FFT, {'dynamic_img_size': True}, {'dynamic_img_size': True, **EXTEND})
+    'kwargs',
+    variants(
+        LAYER,
+        NONE,
+        SOFTMAX,
+        FFT,
+        {'dynamic_img_size': True},
+        {'dynamic_img_size': True, **EXTEND},
+        {'dynamic_img_size': True, **CELLS},
+    ),
 )
 def test_compile_in_one_graph(kwargs, image):
     # aot_eager traces and differentiates as inductor does, without minutes of C++ compilation
@@ -80,7 +90,9 @@ def test_export_with_dynamic_batch(kwargs, image):
         torch.testing.assert_close(program.module()(other), model(other))
 
 
-@pytest.mark.parametrize('kwargs', variants(LAYER, NONE, SOFTMAX, FFT, EXTEND, {**EXTEND, **SOFTMAX}))
+@pytest.mark.parametrize(
+    'kwargs', variants(LAYER, NONE, SOFTMAX, FFT, EXTEND, {**EXTEND, **SOFTMAX}, CELLS, {**CELLS, **SOFTMAX})
+)
 def test_export_with_dynamic_height_and_width(kwargs, tmp_path):
     model = make(dynamic_img_size=True, **kwargs)
     height, width = Dim('height', min=2, max=64), Dim('width', min=2, max=64)
@@ -103,7 +115,8 @@ def onnx_session(model, example, path, **kwargs):
 
 
 @pytest.mark.parametrize(
-    'kwargs', variants(*({'kernel': k} for k in KERNELS if k != 'prf'), {'normalize': False}, LAYER, NONE, EXTEND)
+    'kwargs',
+    variants(*({'kernel': k} for k in KERNELS if k != 'prf'), {'normalize': False}, LAYER, NONE, EXTEND, CELLS),
 )
 def test_onnx(kwargs, image, tmp_path):
     model = make(attn_backend='direct', **kwargs)
@@ -119,7 +132,7 @@ def test_onnx(kwargs, image, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kwargs', [{}, EXTEND])
+@pytest.mark.parametrize('kwargs', [{}, EXTEND, CELLS])
 def test_onnx_with_dynamic_height_and_width(kwargs, tmp_path):
     model = make(dynamic_img_size=True, attn_backend='direct', **kwargs)
     height, width = Dim('height', min=2, max=64), Dim('width', min=2, max=64)

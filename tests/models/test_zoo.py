@@ -92,7 +92,7 @@ def test_the_bias_reaches_every_block(image):
     assert all(not torch.allclose(a, b) for a, b in zip(before, after))
     seen = []
     for block in model.blocks:
-        block.attn.register_forward_pre_hook(lambda module, args: seen.append(args[1].data_ptr()))
+        block.attn.register_forward_pre_hook(lambda module, args: seen.append(args[1].table.data_ptr()))
     model(image)
     assert len(seen) == 3 and len(set(seen)) == 1
 

@@ -27,6 +27,7 @@ class Case:
     far: Tensor | None = None
     grid_size: tuple[int, int] | None = None
     causal: bool = False
+    cells: tuple[int, int] | int | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         return {f.name: t for f in fields(self) if isinstance(t := getattr(self, f.name), Tensor)}
@@ -57,7 +58,18 @@ def table_shape(n, grid_size=None) -> tuple[int, ...]:
 
 
 def make_case(
-    n=None, grid_size=None, causal=False, batch=2, heads=2, m=6, d=3, std=0.5, dtype=torch.float64, kind='prf', seed=0
+    n=None,
+    grid_size=None,
+    causal=False,
+    batch=2,
+    heads=2,
+    m=6,
+    d=3,
+    std=0.5,
+    dtype=torch.float64,
+    kind='prf',
+    seed=0,
+    cells=None,
 ) -> Case:
     """Features of random unit vectors, normal v, and a normal bias of standard deviation `std` (None: no bias)."""
     n = n or grid_size[0] * grid_size[1]
@@ -69,8 +81,9 @@ def make_case(
     x = torch.nn.functional.normalize(normal(2, batch, heads, n, max(d, 2)), dim=-1)
     phi_q, phi_k = reference.features(x, normal(heads, m, max(d, 2)), kind)
     v = normal(batch, heads, n, d)
-    bias = None if std is None else std * normal(heads, *table_shape(n, grid_size))
-    return Case(phi_q, phi_k, v, bias, None, grid_size, causal).map(lambda t: t.to(dtype))
+    sizes = table_shape(cells if isinstance(cells, int) else n, cells if grid_size and cells else grid_size)
+    bias = None if std is None else std * normal(heads, *sizes)
+    return Case(phi_q, phi_k, v, bias, None, grid_size, causal, cells).map(lambda t: t.to(dtype))
 
 
 def tolerance(backend: str, dtype: torch.dtype) -> float:

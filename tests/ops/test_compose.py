@@ -19,12 +19,14 @@ BACKENDS = ['direct', 'fft', 'auto', 'linear']
 class Attend(nn.Module):
     """The smallest layer: projections, features, bias table, attention."""
 
-    def __init__(self, backend='auto', grid_size=(3, 4), causal=False, far=False):
+    def __init__(self, backend='auto', grid_size=(3, 4), causal=False, far=False, cells=None):
         super().__init__()
-        self.backend, self.grid_size, self.causal = backend, grid_size, causal
+        self.backend, self.grid_size, self.causal, self.cells = backend, grid_size, causal, cells
         generator = torch.Generator().manual_seed(2)
         n = 12
         shape = (2, 2 * n - 1) if grid_size is None else (2, 2 * grid_size[0] - 1, 2 * grid_size[1] - 1)
+        if cells is not None:
+            shape = (2, 2 * cells[0] - 1, 2 * cells[1] - 1)
         if far:
             shape = (2, *(3 for _ in shape[1:]))
         self.qkv = nn.Parameter(torch.randn(3, 4, 8, generator=generator) / 2)
@@ -37,7 +39,8 @@ class Attend(nn.Module):
         q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in (q, k, v))  # B, K, N, D
         phi_q = feature_map(q, self.w, role='query', causal=self.causal)
         phi_k = feature_map(k, self.w, role='key', causal=self.causal)
-        return kernel_attention(phi_q, phi_k, v, self.bias, self.far, self.grid_size, self.causal, backend=self.backend)
+        options = {'grid_size': self.grid_size, 'causal': self.causal, 'backend': self.backend, 'cells': self.cells}
+        return kernel_attention(phi_q, phi_k, v, self.bias, self.far, **options)
 
 
 def tokens(batch=2):
@@ -59,6 +62,8 @@ def assert_all_close(actual, expected):
 SHAPES = {'grid': {}, 'causal': {'grid_size': None, 'causal': True}, 'far': {'far': True}}
 # linear takes no bias
 SERVED = [(backend, shape) for backend in BACKENDS for shape in SHAPES if (backend, shape) != ('linear', 'far')]
+SHAPES['cells'] = {'cells': (2, 3)}
+SERVED += [(backend, 'cells') for backend in ('cells', 'direct', 'auto')]
 
 
 # torch.compile
@@ -143,6 +148,17 @@ def test_export_survives_saving():
 @pytest.mark.parametrize('backend', BACKENDS)
 @pytest.mark.parametrize('shape', [{'grid_size': (3, 4)}, {'n': 7, 'causal': True}], ids=['grid', 'causal'])
 def test_opcheck(backend, shape):
+    case = make_case(**shape, std=None if backend == 'linear' else 0.5, dtype=torch.float32)
+    _opcheck(case, backend)
+
+
+@pytest.mark.parametrize('backend', ['cells', 'direct'])
+@pytest.mark.parametrize('shape', [{'grid_size': (3, 4), 'cells': (2, 3)}, {'n': 7, 'cells': 3}], ids=['grid', 'n'])
+def test_opcheck_with_cells(backend, shape):
+    _opcheck(make_case(**shape, dtype=torch.float32), backend)
+
+
+def _opcheck(case, backend):
     recorded = []
 
     class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
@@ -151,7 +167,6 @@ def test_opcheck(backend, shape):
                 recorded.append((function, args, kwargs or {}))
             return function(*args, **(kwargs or {}))
 
-    case = make_case(**shape, std=None if backend == 'linear' else 0.5, dtype=torch.float32)
     case = case.map(lambda t: t.requires_grad_())
     with Recorder():
         case.run(backend).square().sum().backward()
@@ -239,8 +254,14 @@ def test_ddp(tmp_path):
 
 
 @pytest.mark.parametrize('batch', [1, 3])
-@pytest.mark.parametrize('backend', ['direct', 'fft', 'auto'])
-@pytest.mark.parametrize('shape', [{'grid_size': (17, 16)}, {'n': 300, 'causal': True}], ids=['17x16', 'causal300'])
+@pytest.mark.parametrize(
+    ('shape', 'backend'),
+    [
+        *(({'grid_size': (17, 16)}, backend) for backend in ('direct', 'fft', 'auto')),
+        *(({'n': 300, 'causal': True}, backend) for backend in ('direct', 'fft', 'auto')),
+        *(({'grid_size': (17, 16), 'cells': (5, 6)}, backend) for backend in ('direct', 'cells')),
+    ],
+)
 def test_gradients_are_bitwise_reproducible(shape, backend, batch):
     case = make_case(**shape, batch=batch, dtype=torch.float32)
     torch.use_deterministic_algorithms(True)

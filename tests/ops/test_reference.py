@@ -1,6 +1,7 @@
 """The oracle itself, against loops over tokens that a reader can check by eye."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -8,6 +9,15 @@ import torch
 from nprf_vit.ops import reference
 
 from .compare import make_case
+
+
+def cell_of(token, case):
+    """Row and column of the cell that holds a token, by the definition, in fractions."""
+    height, width = case.grid_size or (1, case.v.shape[2])
+    rows, cols = (1, case.cells) if case.grid_size is None else case.cells
+    y, x = divmod(token, width)
+    half = Fraction(1, 2)
+    return math.floor((y + half) * rows / height), math.floor((x + half) * cols / width)
 
 
 def looped(case, i_head=0):
@@ -21,6 +31,10 @@ def looped(case, i_head=0):
                 continue
             if case.bias is None:
                 b = 0.0
+            elif case.cells is not None:
+                (y, x), (ky, kx) = cell_of(i, case), cell_of(j, case)
+                table = case.bias[i_head].reshape(-1, case.bias.shape[-1])
+                b = table[ky - y + table.shape[0] // 2, kx - x + table.shape[1] // 2].item()
             elif case.grid_size is None:
                 b = case.bias[i_head, j - i + n - 1].item()
             else:
@@ -46,6 +60,22 @@ def looped(case, i_head=0):
 def test_attention_is_the_equation(n, grid_size, causal, std):
     case = make_case(n, grid_size, causal, std=std)
     torch.testing.assert_close(reference.attention(**case.arguments())[0, 1], looped(case, 1))
+
+
+@pytest.mark.parametrize(
+    ('n', 'grid_size', 'cells'),
+    [(7, None, 3), (6, None, 1), (35, (5, 7), (3, 2)), (35, (5, 7), (5, 4)), (6, (3, 2), (3, 2)), (1, (1, 1), (1, 1))],
+)
+def test_cells_are_the_equation(n, grid_size, cells):
+    case = make_case(n, grid_size, cells=cells, std=1.0)
+    torch.testing.assert_close(reference.attention(**case.arguments())[0, 1], looped(case, 1))
+
+
+def test_tokens_lie_in_the_cell_of_their_centre():
+    assert reference.offsets(7, None, 3)[0][0].tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert reference.offsets(5, None, 2)[0][0].tolist() == [0, 0, 1, 1, 1]  # a centre on a border counts to the right
+    rows, cols = reference.offsets(8, (4, 2), (2, 1))
+    assert rows[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1] and not cols.any()
 
 
 def test_far_is_the_bias_of_every_offset_outside_the_table():

@@ -54,7 +54,7 @@ def open_folder(root: str, split: str, mode: str) -> ImageDataset:
 
 
 class FolderReader(ReaderImageFolder):
-    """timm's reader of class folders with a listing that ends, whatever links there are."""
+    """timm's reader of class folders, safe from links that form a cycle."""
 
     def __init__(self, root: Path) -> None:
         Reader.__init__(self)

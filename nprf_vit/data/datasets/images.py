@@ -59,7 +59,7 @@ class ImageSource(Dataset):
 
     @property
     def num_classes(self) -> int | None:
-        """How many classes the dataset itself knows of, or None when it does not say."""
+        """How many classes the dataset has, or None if it does not say."""
         reader = getattr(self.dataset, 'reader', None)
         for classes in (getattr(reader, 'class_to_idx', None), getattr(self.dataset, 'classes', None)):
             if classes:

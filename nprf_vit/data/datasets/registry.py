@@ -1,4 +1,4 @@
-"""All names that the key `dataset` takes, one entry each: what it is called, where it lies, who can learn from it.
+"""All names that the key `dataset` takes, one entry each: its title, where the data is, which tasks take it.
 
 A new dataset is one entry here and a test.
 """
@@ -124,6 +124,6 @@ def names_of(task: str) -> list[str]:
 
 
 def published_count(dataset: str, split: Split) -> int | None:
-    """How many images a dataset was published with; None where nobody has said so."""
+    """How many images a dataset was published with; None if unknown."""
     entry = find_dataset(dataset)
     return None if entry is None else entry.counts.get(split)

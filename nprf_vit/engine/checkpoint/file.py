@@ -111,10 +111,7 @@ def check_file(path: str | Path) -> Path:
 
 
 def unreadable(path: str | Path, error: Exception) -> InputError:
-    """The error for a file that torch or safetensors cannot load: damaged, or not readable at all.
-
-    Their own messages may be long, may be a single number, and do not tell the two apart.
-    """
+    """WrongCheckpoint for whatever a library raised, or InaccessibleCheckpoint if the file cannot be read at all."""
     if isinstance(error, OSError) and error.errno not in _DAMAGED_OFFSET:
         return _inaccessible(path, error)
     try:

@@ -31,7 +31,7 @@ class Saver:
         self.last_step: int | None = None  # of the newest checkpoint on the disk, where known
 
     def due(self, step: int) -> bool:
-        """Whether it is time for one; the main rank's clock counts. A lost folder is told by the attempt."""
+        """Whether a checkpoint is due by the main rank's clock. Also if the folder is lost: the attempt reports it."""
         if self.config.recovery_interval and step % self.config.recovery_interval == 0:
             return True
         minutes = (time.monotonic() - self.written_at) / 60
@@ -91,7 +91,7 @@ class Saver:
         )
 
     def _pause(self) -> None:
-        """On every rank, with signs of life."""
+        """Wait on every rank, with heartbeats."""
         end = time.monotonic() + PAUSE
         while (left := end - time.monotonic()) > 0:
             self.place.heartbeat.enter(Phase.SAVING)

@@ -1,4 +1,4 @@
-"""What the loss goes through: the model in DistributedDataParallel, where there are several ranks, and compiled."""
+"""DDP wrapping and compilation of the model that is trained."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Where this process stands among its peers, and the few collective operations a run needs."""
+"""Rank, world size and device of this process, and the few collective operations a run needs."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ class Place:
             dist.barrier()
 
     def any(self, flag: bool) -> bool:
-        """True on all ranks when it is true on one, so that all of them turn together."""
+        """True on all ranks if it is true on one, so that all of them take the same branch."""
         if self.world == 1:
             return flag
         return bool(self.sum(torch.tensor([int(flag)], device=self.device)).item())

@@ -1,4 +1,4 @@
-"""Signs of life: what each rank is doing, and an end to waiting for one that does nothing any more."""
+"""The watchdog: each rank publishes what it is doing, and a rank that makes no progress ends the group."""
 
 import enum
 import faulthandler
@@ -64,7 +64,7 @@ class Heartbeat:
         self.state = State()
 
     def enter(self, phase: Phase, step: int | None = None, micro_step: int | None = None) -> None:
-        """Without a step or micro-batch: still in the one before."""
+        """Enter a phase; step and micro-batch stay as they were unless given."""
         last = self.state
         micro_step = last.micro_step if micro_step is None else micro_step
         self.state = State(step or last.step, micro_step, _PHASES.index(phase), last.signs + 1)

@@ -64,7 +64,7 @@ def peak(device: torch.device) -> int:
 
 
 def available(device: torch.device) -> int | None:
-    """What the device, the container and the process's own limit leave; None where nobody says."""
+    """What the device, the container and the process's own limit leave; None where there is no limit."""
     if is_separate(device):
         return torch.get_device_module(device).mem_get_info(device)[0]
     found = [_field('/proc/meminfo', 'MemAvailable')]

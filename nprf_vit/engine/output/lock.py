@@ -52,7 +52,7 @@ class SoleWriter:
         self._descriptor = None
 
     def check(self) -> None:
-        """Raise FolderLost if the name leads elsewhere by now. Without the lock, as on other ranks, there is no say."""
+        """Raise FolderLost if the name leads elsewhere by now. Does nothing without the lock, as on other ranks."""
         if self._descriptor is not None and not self._in_place(self._descriptor):
             self.lost = True
             raise FolderLost('the folder was removed, moved or replaced while this run was writing to it')

@@ -9,5 +9,5 @@ def duration(seconds: float) -> str:
 
 
 def decimals(value: float, width: int = 0, digits: int = 4) -> str:
-    """So many decimals, or an exponent where a diverged number would burst its column."""
+    """A fixed number of decimals, or an exponent for a diverged number that would not fit its column."""
     return f'{value:>{width}.{digits}f}' if abs(value) < 1e4 or not math.isfinite(value) else f'{value:>{width}.2e}'

@@ -1,4 +1,7 @@
-"""The paper's numbers (Luo et al., NeurIPS 2021), beside which ours are printed: ImageNet-1K, and ImageNet32 below."""
+"""The paper's numbers (Luo et al., NeurIPS 2021), beside which ours are printed: ImageNet-1K, and ImageNet32 below.
+
+Documents, configs and docstrings quote them; tests/test_paper_numbers.py holds every quotation to this file.
+"""
 
 PAPER = {  # model: (top-1, top-5, the row's name)
     'nprf_deit_base': (80.9, 94.8, 'NPRF DeiT-base w/ RPE'),
@@ -16,6 +19,8 @@ def paper_row(model: str, num_classes: int | None) -> tuple[float, float, str] |
 
 # ImageNet32 in bits/dim; the paper does not say which version of the data, so it stands beside neither as equal
 PAPER_BITS = {'nprf_pixel_imagenet32': 3.68, 'prf_pixel_imagenet32': 4.04}
+# other people's models in the same table
+PAPER_OTHER_BITS = {'ScoreFlow': 3.76, 'VDM': 3.72, 'DenseFlow': 3.63, 'Image Transformer': 3.77}
 
 
 def paper_bits(model: str, dataset: str) -> float | None:

@@ -34,7 +34,7 @@ def model_title(config: Config) -> str:
 
 
 class Reporter:
-    """Speaks on the main rank only. Without a terminal there is a line a minute instead of the bar."""
+    """Prints on the main rank only. Without a terminal there is a line a minute instead of the bar."""
 
     def __init__(
         self, config: Config, folder: Path, total_steps: int, steps_per_epoch: int, step: int, is_main: bool, task: Task

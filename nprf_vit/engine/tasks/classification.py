@@ -16,8 +16,7 @@ from nprf_vit.data.mixup import BlockMixup
 from nprf_vit.data.resizing import BoundedTransform
 from nprf_vit.data.samples import SyntheticSamples, Transform
 from nprf_vit.data.split import Split
-from nprf_vit.data.transforms import eval_transform, train_transform
-from nprf_vit.engine.model import input_size, normalization
+from nprf_vit.data.transforms import eval_transform, mean_and_std, model_input_size, train_transform
 from nprf_vit.engine.output.numbers import decimals
 from nprf_vit.engine.output.paper_results import paper_row
 
@@ -68,7 +67,7 @@ class Classification(Task):
     @staticmethod
     def build_transform(config: Config, model: nn.Module, source: Any, training: bool) -> Transform:
         build = train_transform if training else eval_transform
-        transform = build(config, input_size(config, model), *normalization(config, model))
+        transform = build(config, model_input_size(config, model), *mean_and_std(config, model))
         return BoundedTransform(transform, config.max_pixels)
 
     def defer_to_device(self, transform: Transform) -> Transform:
@@ -84,7 +83,7 @@ class Classification(Task):
 
     @staticmethod
     def synthetic_samples(config: Config, model: nn.Module) -> Dataset:
-        return SyntheticSamples(input_size(config, model), config.num_classes or model.num_classes, config.seed)
+        return SyntheticSamples(model_input_size(config, model), config.num_classes or model.num_classes, config.seed)
 
     def mix(
         self, images: torch.Tensor, targets: torch.Tensor, step: int, epoch: int, first_slot: int

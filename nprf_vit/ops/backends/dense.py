@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from nprf_vit.ops.offsets import expand_table
+from ..cell_grid import expand_cells
+from ..offsets import expand_table
 
 
 def dense_kernel_attention(
@@ -20,6 +21,7 @@ def dense_kernel_attention(
     bias: torch.Tensor | None = None,
     grid_size: Sequence[int] | None = None,
     causal: bool = False,
+    cells: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Eq. 10 with its N×N weights stored; arguments as in `nprf_vit.ops.kernel_attention`.
 
@@ -29,6 +31,7 @@ def dense_kernel_attention(
         bias: (K, 2H-1, 2W-1) with grid_size (H, W), else (K, 2N-1).
         grid_size: (H, W), or (N,) or None for a sequence.
         causal: Drop the keys after each query.
+        cells: (h, w), or (h,) for a sequence: the bias is between these cells.
 
     Returns:
         (B, K, N, D), in v's dtype.
@@ -36,7 +39,8 @@ def dense_kernel_attention(
     with torch.autocast(v.device.type, enabled=False):
         weight = phi_q @ phi_k.transpose(-2, -1)  # B, K, N, N
         if bias is not None:
-            bias = expand_table(bias.to(weight.dtype), grid_size or phi_q.shape[2:3])  # K, N, N
+            size, bias = grid_size or phi_q.shape[2:3], bias.to(weight.dtype)
+            bias = expand_table(bias, size) if cells is None else expand_cells(bias, cells, size)  # K, N, N
             if causal:
                 bias = bias + torch.full_like(bias[0], float('-inf')).triu(1)
             # a maximum per row cancels in it as well as one per head does, and a sharp bias keeps its small rows

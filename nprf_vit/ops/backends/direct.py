@@ -12,13 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from ..bias import Bias, whole_table, whole_table_backward
-from ..offsets import offsets_shape, sum_offsets, toeplitz_view
+from ..offsets import is_wide, offsets_shape, sum_offsets, toeplitz_view
 from ..scratch import Scratch
-from . import linear
+from . import cells_direct, linear
 from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums, own_dtype, serves_all
 
-# Beyond e^20 between the extremes of c, rows that see only small offsets get their own maximum (an exp per tile).
-WIDE = 20.0
 # Zero keys may lie above their row's maximum: bounds of their exponents, and of the gradients of their scores.
 _HIGHEST = {torch.float32: 80.0, torch.float64: 600.0}
 _LARGEST = {torch.float32: 1e30, torch.float64: 1e290}
@@ -34,6 +32,8 @@ def forward(inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype) -> Sum
 
     Both come up to one positive factor per row.
     """
+    if inputs.bias is not None and inputs.bias.cells not in (None, grid):
+        return cells_direct.forward(inputs, grid)
     phi_q, phi_k, v, bias, grid, swapped = _tall(*inputs[:3], _table(inputs, grid), grid)
     weights = _Weights.build(bias, grid, causal, phi_k)
     num, den = torch.empty_like(v), v.new_empty(*v.shape[:3], 1)
@@ -62,6 +62,8 @@ def backward(
     inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype, grad: torch.Tensor, bias_grad: bool
 ) -> Gradients:
     """Gradients, given those of numerators and denominators, (B, K, N, D+1); scores are recomputed tile by tile."""
+    if inputs.bias is not None and inputs.bias.cells not in (None, grid):
+        return cells_direct.backward(inputs, grid, grad, bias_grad)
     table = _table(inputs, grid)
     d_q, d_k, d_v, d_table = _backward(*inputs[:3], table, grid, causal, grad, bias_grad)
     return Gradients(d_q, d_k, d_v, whole_table_backward(d_table, inputs.bias or Bias(table), grid))
@@ -254,12 +256,6 @@ def _visible(bias: torch.Tensor, grid: Grid, causal: bool) -> torch.Tensor:
     return bias.flatten(1)[:, : max(grid), None] if causal else bias
 
 
-def is_wide(bias: torch.Tensor) -> bool:
-    """Whether rows need a maximum of their own, given the biases (K, ·, ·) that any row can see: if so in one head."""
-    spread = bias.amax((1, 2)).double() - bias.amin((1, 2)).double()  # the same answer for bias.double()
-    return not (spread <= WIDE).all()  # NaN, from a head of -inf alone, is wide as well
-
-
 def _narrow(x: torch.Tensor) -> torch.Tensor:
     largest = torch.finfo(torch.float32).max
     return x.clamp(-largest, largest).float()
@@ -330,6 +326,8 @@ def _transpose_tokens(x: torch.Tensor, height: int, width: int) -> torch.Tensor:
 def _cost(case: Case) -> float | None:
     if not case.has_bias:
         return None  # `linear` gives the same in a time that grows with N
+    if case.cells not in (None, case.grid) and case.device != 'cpu':
+        return None  # `cells` has fewer launches
     return case.n**2 * (case.m + case.d + 1) * (0.5 if case.causal else 1.0)
 
 

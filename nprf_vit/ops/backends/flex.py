@@ -8,7 +8,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as _flex_attention
 
 from ..bias import whole_table
-from .interface import Backend, Case, Grid, Inputs, Whole, by_name_only
+from .interface import Backend, Case, Grid, Inputs, Whole, by_name_only, not_between_cells
 
 
 def attend(inputs: Inputs, case: Case) -> torch.Tensor:
@@ -66,7 +66,7 @@ def _causal(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) 
 def _why_not(case: Case) -> str | None:
     if case.device != 'cuda':
         return f'FlexAttention runs on CUDA, tensors are on {case.device}'
-    return None if case.positive else 'softmax of logarithms needs positive features'
+    return not_between_cells(case) if case.positive else 'softmax of logarithms needs positive features'
 
 
 BACKEND = Backend('flex', _why_not, by_name_only, Whole(attend))

@@ -129,7 +129,7 @@ fused_qkv.register_autograd(_differentiate_qkv, setup_context=_save_qkv)
 
 def attend_packed(qkv: torch.Tensor, w: torch.Tensor, bias: Bias | None, case: Case) -> torch.Tensor:
     """(B, N, K, D) in qkv's dtype."""
-    table, far = bias or (None, None)
+    table, far = bias[:2] if bias is not None else (None, None)
     return fused_qkv(qkv, w, table, far, *case.grid, case.causal)[0]
 
 

@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from .interface import Case
+from .interface import Case, not_between_cells
 
 AVAILABLE = importlib.util.find_spec('triton') is not None
 # The interpreter reads this when Triton is imported: setting it later changes nothing.
@@ -30,7 +30,7 @@ def why_not(case: Case) -> str | None:
         )
     if case.d > LARGEST_HEAD_DIM or case.m > MOST_FEATURES:
         return f'head dim {case.d} and {case.m} features: up to {LARGEST_HEAD_DIM} and {MOST_FEATURES} are served'
-    return None
+    return not_between_cells(case)
 
 
 def preferred(case: Case) -> bool:

@@ -27,6 +27,7 @@ class Case(NamedTuple):
     device: str = 'cpu'
     feature_dtype: torch.dtype = torch.float32
     v_dtype: torch.dtype = torch.float32
+    cells: Grid | None = None  # (h, w) of a bias between cells
 
     @staticmethod
     def of(phi_q: torch.Tensor, v: torch.Tensor, bias: Bias | None, grid: Grid, causal: bool, positive: bool) -> 'Case':
@@ -34,23 +35,25 @@ class Case(NamedTuple):
         radius = None
         if bias is not None and bias.far is not None:
             radius = (bias.table.shape[1] // 2, bias.table.shape[2] // 2)
-        sizes = phi_q.shape[-1], v.shape[-1]
-        return Case(grid, *sizes, causal, bias is not None, radius, positive, v.device.type, phi_q.dtype, v.dtype)
+        cells = None if bias is None else bias.cells
+        sizes, dtypes = (phi_q.shape[-1], v.shape[-1]), (phi_q.dtype, v.dtype)
+        return Case(grid, *sizes, causal, bias is not None, radius, positive, v.device.type, *dtypes, cells)
 
     @property
     def n(self) -> int:
         return self.grid[0] * self.grid[1]
 
     def __str__(self) -> str:
+        between = '' if self.cells is None else f' between {self.cells[0]}x{self.cells[1]} cells'
         return (
-            f'{"causal" if self.causal else "non-causal"}, {"a" if self.has_bias else "no"} bias, '
+            f'{"causal" if self.causal else "non-causal"}, {"a" if self.has_bias else "no"} bias{between}, '
             f'{"no" if self.radius is None else "a"} far constant, '
             f'{"positive" if self.positive else "signed"} features on {self.device}'
         )
 
 
 class Inputs(NamedTuple):
-    """Features, values and bias of one call; the bias's table is (K, 2H-1, 2W-1), or a window beside far."""
+    """Features, values and bias of one call; the bias's table is (K, 2H-1, 2W-1), a window beside far, or of cells."""
 
     phi_q: torch.Tensor  # B, K, N, M
     phi_k: torch.Tensor  # B, K, N, M
@@ -98,7 +101,8 @@ class Product:
     forward: Forward
     backward: Backward
     working_dtype: WorkingDtype
-    # Off the CPU backends/batched.py stands in for it: few launches, and nothing read on the host.
+    # Off the CPU backends/batched.py stands in for it: few launches, and nothing read on the host. False for one that
+    # has both itself.
     batched: bool = True
 
 
@@ -131,6 +135,26 @@ def own_dtype(inputs: Inputs, grid: Grid, causal: bool) -> torch.dtype:
 def serves_all(case: Case) -> str | None:
     """`why_not` of a backend that takes every case."""
     return None
+
+
+def not_between_cells(case: Case) -> str | None:
+    """`why_not` of a backend that looks biases up by the offset of tokens; one token per cell is no obstacle."""
+    return None if case.cells in (None, case.grid) else 'the bias is between cells'
+
+
+def widen(inputs: Inputs) -> Inputs:
+    """Inputs in float64: what zero keys above their row's maximum would count for is beyond float32."""
+    phi_q, phi_k, v, bias = inputs
+    bias = None if bias is None else bias._replace(table=bias.table.double())
+    return Inputs(phi_q.double(), phi_k.double(), v.double(), bias)
+
+
+def narrow(grads: Gradients) -> Gradients:
+    """Gradients in float32, none beyond its range."""
+    largest = torch.finfo(torch.float32).max
+    phi_q, phi_k, v = (x.clamp(-largest, largest).float() for x in grads[:3])
+    table = grads.bias.table
+    return Gradients(phi_q, phi_k, v, BiasGradients(None if table is None else table.clamp(-largest, largest).float()))
 
 
 def by_name_only(case: Case) -> float | None:

@@ -7,7 +7,7 @@ import torch
 
 from ..bias import whole_table
 from ..decode import DecodeState
-from .interface import Backend, Case, Inputs, Whole, by_name_only
+from .interface import Backend, Case, Inputs, Whole, by_name_only, not_between_cells
 
 
 def attend(inputs: Inputs, case: Case) -> torch.Tensor:
@@ -22,7 +22,7 @@ def attend(inputs: Inputs, case: Case) -> torch.Tensor:
 
 
 def _why_not(case: Case) -> str | None:
-    return None if case.causal else 'decoding is causal'
+    return not_between_cells(case) if case.causal else 'decoding is causal'
 
 
 BACKEND = Backend('step', _why_not, by_name_only, Whole(attend))

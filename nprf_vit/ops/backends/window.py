@@ -17,7 +17,7 @@ import torch
 
 from ..bias import BiasGradients
 from . import linear
-from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums
+from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums, not_between_cells
 from .window_plan import BLOCK, SEQUENCE_BLOCK, Plan, Strip, crop
 
 # The linear term brings c_far for keys inside the window and the dense part takes it away again. What is left rounds by
@@ -124,7 +124,7 @@ def _strip_backward(
 
 def _working_dtype(inputs: Inputs, grid: Grid, causal: bool) -> torch.dtype | None:
     assert inputs.bias is not None  # `_why_not`
-    return working_dtype(*inputs.bias, grid, causal, inputs.v.dtype, inputs.phi_k)
+    return working_dtype(inputs.bias.table, inputs.bias.far, grid, causal, inputs.v.dtype, inputs.phi_k)
 
 
 def working_dtype(
@@ -171,7 +171,7 @@ def _spread(inside: torch.Tensor, far: torch.Tensor, top: torch.Tensor) -> float
 
 
 def _why_not(case: Case) -> str | None:
-    return None if case.radius is not None else 'the bias has no far constant'
+    return not_between_cells(case) if case.radius is not None else 'the bias has no far constant'
 
 
 def _cost(case: Case) -> float | None:
@@ -183,4 +183,4 @@ def _cost(case: Case) -> float | None:
     return case.n * (keys * (case.m + case.d + 1) + 2 * case.m * (case.d + 1))
 
 
-BACKEND = Backend('window', _why_not, _cost, Product(forward, backward, _working_dtype, batched=False))
+BACKEND = Backend('window', _why_not, _cost, Product(forward, backward, _working_dtype))

@@ -1,0 +1,140 @@
+"""Products for a bias between cells of tokens: three matrix products, no N². docs/math.md, "Cells".
+
+    U_b = Σ_{j in cell b} φk_jᵀ [v_j, 1]        Y_a = Σ_b c_{b-a} U_b        [num, den]_i = φq_i Y_{cell(i)}
+
+O(N·M·D + g²·M·D) time for g cells, or O(g log g·M·D) in place of g² by FFT; O(N(M+D) + g·M·D) memory.
+
+# B batch, K heads, N tokens, M features, D head dim, H×W grid, h×w cells (g = h·w), t places in a cell
+# A chunk is kc heads of bc batch items. Its tokens are (kc·g·bc, t, ·), the sums of its cells (kc·g·bc, M(D+1)): for
+# each cell and item the M·D sums of φk·v, then the M sums of φk.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from .. import toeplitz
+from ..bias import BiasGradients
+from ..cell_grid import CellGrid, upright
+from ..cell_weights import DenseWeights, SpectralWeights, seen_cells
+from . import fft
+from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums, narrow, own_dtype, widen
+
+# Bytes of the sums of a chunk's cells: on a CPU what stays in cache, elsewhere few launches.
+_CPU_BYTES, _DEVICE_BYTES = 4 << 20, 512 << 20
+# Zero keys may lie above their row's maximum: bound of the sums that make their gradients.
+_LARGEST = {torch.float32: 1e30, torch.float64: 1e290}
+
+
+def forward(inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype) -> Sums:
+    """The sums for a bias (K, 2h-1, 2w-1) between cells (h, w)."""
+    phi_q, phi_k, v, bias = inputs
+    table, places = upright(bias, grid, v.device)
+    seen = seen_cells(phi_k, table, places)
+    m, d = phi_q.shape[-1], v.shape[-1]
+    num, den = v.new_empty(v.shape), v.new_empty(*v.shape[:-1], 1)
+    for b, heads, weights in _chunks(v, m, table, places, seen):
+        sums = _sums(places.gather(phi_k[b, heads], zero=True), places.gather(v[b, heads]))
+        mixed = weights.product(sums)
+        queries = places.gather(phi_q[b, heads])  # kc·g·bc, t, M
+        places.scatter(torch.bmm(queries, _numerators(mixed, m, d)), num[b, heads])
+        places.scatter(torch.bmm(queries, mixed[:, m * d :, None]), den[b, heads])
+    return Sums(num, den.squeeze(-1))
+
+
+def backward(
+    inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype, grad: torch.Tensor, bias_grad: bool
+) -> Gradients:
+    """With W_a = Σ_{i in a} φq_iᵀ G_i and X_b = Σ_a c_{b-a} W_a, the gradients are products with Y and X."""
+    phi_q, phi_k, v, bias = inputs
+    table, places = upright(bias, grid, v.device)
+    seen = seen_cells(phi_k, table, places)
+    if seen is not None and v.dtype == torch.float32:
+        return narrow(backward(widen(inputs), grid, causal, torch.float64, grad.double(), bias_grad))
+    m, d = phi_q.shape[-1], v.shape[-1]
+    d_q, d_k, d_v = (x.new_empty(x.shape) for x in (phi_q, phi_k, v))
+    d_table = torch.zeros_like(table)
+    for b, heads, weights in _chunks(v, m, table, places, seen):
+        queries, keys = (places.gather(x[b, heads], zero=True) for x in (phi_q, phi_k))  # kc·g·bc, t, M
+        values, g = places.gather(v[b, heads]), places.gather(grad[b, heads])
+        g_num, g_den = g[..., :-1], g[..., -1:]
+        sums, d_mixed = _sums(keys, values), _sums(queries, g_num, g_den)
+        if bias_grad:
+            d_table[heads] += weights.table_gradient(d_mixed, sums)
+        mixed = weights.product(sums)
+        part = torch.bmm(g_num, _numerators(mixed, m, d).transpose(1, 2))
+        places.scatter(part.addcmul_(g_den, mixed[:, None, m * d :]), d_q[b, heads])
+        d_sums = weights.transposed_product(d_mixed)
+        if seen is not None:  # infinite where a zero key lies far above the maximum: times its values, NaN
+            d_sums.clamp_(-_LARGEST[v.dtype], _LARGEST[v.dtype])
+        d_states = _numerators(d_sums, m, d)
+        part = torch.bmm(values, d_states.transpose(1, 2))
+        places.scatter(part.add_(d_sums[:, None, m * d :]), d_k[b, heads])
+        places.scatter(torch.bmm(keys, d_states), d_v[b, heads])
+    return Gradients(d_q, d_k, d_v, BiasGradients(d_table.view_as(bias.table) if bias_grad else None))
+
+
+def _chunks(
+    v: torch.Tensor, m: int, table: torch.Tensor, places: CellGrid, seen: torch.Tensor | None
+) -> Iterator[tuple[slice, slice, DenseWeights | SpectralWeights]]:
+    """Batch items and heads whose cells' sums fit the budget, with the weights of these heads."""
+    batch, heads, _, d = v.shape
+    on_cpu = _on_cpu(v)
+    head_bytes = places.count * m * (d + 1) * v.dtype.itemsize
+    budget = (_CPU_BYTES if on_cpu else _DEVICE_BYTES) // head_bytes
+    items = 1 if on_cpu else max(1, min(budget // heads, batch))
+    step = max(1, min(budget // items, heads))
+    working = None
+    if on_cpu and seen is None and _spectral_cost(places.cells) < places.count**2:
+        working = fft.working_dtype(table, False, v.dtype)
+    for h in range(0, heads, step):
+        some = slice(h, min(h + step, heads))
+        weights: DenseWeights | SpectralWeights
+        if working is not None:
+            weights = SpectralWeights(table[some], places.cells, working)
+        else:
+            weights = DenseWeights(table[some], places.cells)
+        for b in range(0, batch, items):
+            of_item = weights if seen is None else DenseWeights(table[some], places.cells, seen[some, :, b])
+            yield slice(b, min(b + items, batch)), some, of_item
+
+
+def _on_cpu(v: torch.Tensor) -> bool:
+    return v.device.type == 'cpu'
+
+
+def _sums(x: torch.Tensor, y: torch.Tensor, last: torch.Tensor | None = None) -> torch.Tensor:
+    """Σ_t x_tᵀ[y_t, last_t] of each cell, (cells, M(D+1)); `last` is ones if None."""
+    (cells, _, m), d = x.shape, y.shape[-1]
+    out = y.new_empty(cells, m * (d + 1))
+    torch.bmm(x.transpose(1, 2), y, out=_numerators(out, m, d))
+    # a column of ones in y would do both at once, but 65 columns cost a quarter more than 64 and a sum
+    out[:, m * d :] = x.sum(1) if last is None else torch.bmm(x.transpose(1, 2), last).squeeze(-1)
+    return out
+
+
+def _numerators(sums: torch.Tensor, m: int, d: int) -> torch.Tensor:
+    """The part (cells, M, D) of the sums (cells, M(D+1)) that belongs to values."""
+    return sums[:, : m * d].unflatten(1, (m, d))
+
+
+def _spectral_cost(cells: Grid) -> float:
+    """Of the product between cells by FFT, per channel, in multiply-adds of the dense one."""
+    points = math.prod(toeplitz.padded_size(*(cells if cells[1] > 1 else cells[::-1])))
+    return fft.fft_point('cpu') * points * math.log2(max(2, points))
+
+
+def _why_not(case: Case) -> str | None:
+    return 'there are no cells' if case.cells is None else None
+
+
+def _cost(case: Case) -> float | None:
+    """Two products of tokens with their cell's sums, and one between cells, dense or by FFT."""
+    assert case.cells is not None  # `_why_not`
+    places = math.prod(-(-size // count) * count for size, count in zip(case.grid, case.cells))
+    return case.m * (case.d + 1) * (2.0 * places + min(math.prod(case.cells) ** 2, _spectral_cost(case.cells)))
+
+
+# batched: off the CPU it reads nothing on the host by itself, and backends/batched.py calls it
+BACKEND = Backend('cells', _why_not, _cost, Product(forward, backward, own_dtype))
