@@ -74,7 +74,7 @@ def test_a_parameter_without_a_gradient_is_known_beforehand(monkeypatch):
     config = small_config(**CHANGES)
 
     def two_steps(place):
-        run = build_training(config, place, synthetic=True)
+        run = build_training(config, place)
         run.warm_up()
         sample = run.task.synthetic_samples(config, run.model)[0, place.rank, 0]
         images = sample.image.expand(run.plan.micro, *sample.image.shape)
