@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import default_collate
 
-from .byte_images import ByteImage, Rectangle
+from .byte_images import ByteImage, ErasedParts, stack_bytes
 
 
 class FaultKind(enum.Enum):
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
     targets: torch.Tensor  # B, or B, N
     indices: torch.Tensor | None = None  # B, in evaluation; a stream has none
     faults: Sequence[SampleFault] = ()
-    erased: Sequence[tuple[int, Rectangle]] = ()  # from images of bytes, by their place in the batch
+    erased: ErasedParts | None = None  # from images of bytes
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
@@ -57,7 +57,6 @@ def collate_pairs(pairs: Sequence[tuple[torch.Tensor, Any]]) -> Batch:
     return Batch(images, default_collate([target for _, target in pairs]), erased=erased)
 
 
-def _stack(images: Sequence[torch.Tensor | ByteImage]) -> tuple[torch.Tensor, list[tuple[int, Rectangle]]]:
-    pixels = [image.pixels if isinstance(image, ByteImage) else image for image in images]
-    erased = [(i, part) for i, image in enumerate(images) if isinstance(image, ByteImage) for part in image.erased]
-    return default_collate(pixels), erased
+def _stack(images: Sequence[torch.Tensor | ByteImage]) -> tuple[torch.Tensor, ErasedParts | None]:
+    of_bytes = [image for image in images if isinstance(image, ByteImage)]
+    return stack_bytes(of_bytes) if of_bytes else (default_collate(list(images)), None)

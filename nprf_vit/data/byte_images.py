@@ -5,12 +5,13 @@ sample's own. The workers stop before the floats and draw the rectangles only; t
 operations in the same order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import MaybeToTensor
+from torch.utils.data import default_collate
 from torchvision.transforms import Compose, Normalize
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -26,6 +27,41 @@ class Rectangle(NamedTuple):
 class ByteImage(NamedTuple):
     pixels: torch.Tensor  # C, H, W, uint8
     erased: list[Rectangle]
+
+
+class Region(NamedTuple):
+    """Of a rectangle in a batch."""
+
+    image: int
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class ErasedParts(NamedTuple):
+    """The rectangles of a batch, in one tensor: each one that a worker hands over takes a file descriptor."""
+
+    regions: list[Region]
+    values: torch.Tensor  # of one rectangle after the other
+
+    def paint(self, images: torch.Tensor) -> None:
+        """Onto normalized images (B, C, H, W), in place, on their device."""
+        values, first = self.values.to(images.device, non_blocking=True), 0
+        for image, top, left, height, width in self.regions:
+            part = images[image, :, top : top + height, left : left + width]
+            part.copy_(values[first : first + part.numel()].view(part.shape))
+            first += part.numel()
+
+
+def stack_bytes(images: Sequence[ByteImage]) -> tuple[torch.Tensor, ErasedParts | None]:
+    """A batch of bytes, and what is erased from it."""
+    found = [(i, part) for i, image in enumerate(images) for part in image.erased]
+    pixels = default_collate([image.pixels for image in images])
+    if not found:
+        return pixels, None
+    regions = [Region(i, part.top, part.left, *part.values.shape[1:]) for i, part in found]
+    return pixels, ErasedParts(regions, torch.cat([part.values.reshape(-1) for _, part in found]))
 
 
 class Normalization:

@@ -146,7 +146,8 @@ def build_training(
     model.to(place.device)
     ema = build_ema(config, model)
     autocast = build_autocast(config, place.device)
-    has_unused = place.world > 1 and bool(unused_parameters(config, model, task, autocast))
+    # a dry run does without the probe, a backward of the whole model: looking for unused parameters is never wrong
+    has_unused = place.world > 1 and (synthetic or bool(unused_parameters(config, model, task, autocast)))
     optimizer = build_optimizer(config, model)
     return Training(
         config=config,

@@ -65,7 +65,6 @@ class BatchTransfer:
 
     def _move(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         images = self.prepare(batch.images.to(self.device, non_blocking=True))
-        for i, (top, left, values) in batch.erased:
-            height, width = values.shape[1:]
-            images[i, :, top : top + height, left : left + width] = values.to(self.device, non_blocking=True)
+        if batch.erased is not None:
+            batch.erased.paint(images)
         return images, batch.targets.to(self.device, non_blocking=True)

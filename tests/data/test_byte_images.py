@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from nprf_vit.config.yaml_file import make_config
 from nprf_vit.data.batch import Sample, collate, collate_pairs
@@ -36,7 +37,7 @@ def test_training_images(remode, recount):
     whole = train_transform(make_config(keys), (3, 24, 32), MEAN, STD)
     on_host, on_device = split_transform(whole)
     expected, batch = batch_of(whole, pictures()), batch_of(on_host, pictures())
-    assert batch.images.dtype == torch.uint8 and 4 < len({i for i, _ in batch.erased}) < 20
+    assert batch.images.dtype == torch.uint8 and 4 < len({region.image for region in batch.erased.regions}) < 20
     images, targets = BatchTransfer(torch.device('cpu'), on_device)(batch)
     assert torch.equal(images, expected.images) and torch.equal(targets, expected.targets)
     assert not torch.equal(on_device(batch.images), expected.images)  # without the erased parts
@@ -46,7 +47,7 @@ def test_validation_images():
     whole = eval_transform(make_config({'model': 'm'}), (3, 24, 24), MEAN, STD)
     on_host, on_device = split_transform(whole)
     expected, batch = batch_of(whole, pictures()), batch_of(on_host, pictures())
-    assert batch.erased == [] and torch.equal(on_device(batch.images), expected.images)
+    assert batch.erased is None and torch.equal(on_device(batch.images), expected.images)
     assert on_device(torch.arange(256, dtype=torch.uint8).expand(1, 3, 1, 256)).unique().numel() == 3 * 256
 
 
@@ -54,6 +55,18 @@ def test_a_stream_of_bytes():
     image = ByteImage(torch.zeros(3, 2, 2, dtype=torch.uint8), [])
     batch = collate_pairs([(image, 1), (image, 2)])
     assert batch.images.shape == (2, 3, 2, 2) and batch.targets.tolist() == [1, 2] and batch.indices is None
+
+
+def test_page_locking_keeps_a_batch_what_it_is(monkeypatch):
+    """torch takes batches apart to pin their tensors."""
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, 'pin_memory', lambda self, device=None: pinned.append(self) or self)
+    whole = train_transform(make_config({'model': 'm', 'reprob': 1.0}), (3, 24, 24), MEAN, STD)
+    on_host, on_device = split_transform(whole)
+    batch = pin_memory(batch_of(on_host, pictures(4)))
+    assert [tensor.dtype for tensor in pinned] == [torch.uint8, torch.int64, torch.float32]
+    images, _ = BatchTransfer(torch.device('cpu'), on_device)(batch)
+    assert torch.equal(images, batch_of(whole, pictures(4)).images)
 
 
 def test_other_transforms_stay_whole():

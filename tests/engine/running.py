@@ -72,7 +72,7 @@ def launch(
     if processes > 1:
         command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', str(processes)]
         command.append(str(ROOT / script))
-    env = {**os.environ, **environment}
+    env = {**os.environ, 'PYTHONPATH': str(ROOT), **environment}  # this package, wherever another is installed
     command += [str(arg) for arg in args]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=seconds, cwd=ROOT)
     assert done.returncode == expect, done.stdout + done.stderr

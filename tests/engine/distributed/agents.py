@@ -30,7 +30,7 @@ class Agents:
     def start(self, **environment: str) -> subprocess.Popen:
         """One more node; its workers die with it."""
         log = self.folder / f'agent{len(self.processes)}.log'
-        env = {**os.environ, **environment}
+        env = {**os.environ, 'PYTHONPATH': str(ROOT), **environment}
         with open(log, 'wb') as stream:
             agent = subprocess.Popen(self.command, stdout=stream, stderr=subprocess.STDOUT, env=env, cwd=ROOT)
         self.processes.append(agent)

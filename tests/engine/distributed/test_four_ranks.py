@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nprf_vit.data.batch import Batch
-from nprf_vit.engine import build
+from nprf_vit.engine import build, optimizer
 from nprf_vit.engine.build import Training, build_training
 from nprf_vit.engine.distributed.process_group import process_group
 from nprf_vit.engine.train import train
@@ -57,11 +57,12 @@ def whole_and_continued(folder, keys):
     return folder / 'whole', folder / 'out'
 
 
-def test_a_continuation_rounds_as_the_run_that_it_continues(scans, tmp_path):
+@pytest.mark.parametrize('devices', [('cuda',), ('cuda', 'cpu')], ids=['read by the host', 'gated on the device'])
+def test_a_continuation_rounds_as_the_run_that_it_continues(scans, tmp_path, monkeypatch, devices):
+    monkeypatch.setattr(optimizer, 'FUSED_DEVICES', devices)
     assert_same_end(*whole_and_continued(tmp_path, {**scans, **CHANGES}))
 
 
-@pytest.mark.slow
 def test_without_the_warm_up_it_would_not(scans, tmp_path, monkeypatch):
     monkeypatch.setattr(Training, 'warm_up', lambda self: None)
     whole, continued = whole_and_continued(tmp_path, {**scans, **CHANGES})
@@ -73,7 +74,7 @@ def test_a_parameter_without_a_gradient_is_known_beforehand(monkeypatch):
     config = small_config(**CHANGES)
 
     def two_steps(place):
-        run = build_training(config, place, synthetic=True)
+        run = build_training(config, place)
         run.warm_up()
         sample = run.task.synthetic_samples(config, run.model)[0, place.rank, 0]
         images = sample.image.expand(run.plan.micro, *sample.image.shape)
