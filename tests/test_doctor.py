@@ -23,7 +23,7 @@ def test_a_sound_installation(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith('sound: every backend on cpu')
     assert any('FFT_POINT' in line for line in lines)
-    for backend in ('direct', 'fft', 'linear', 'window', 'step', 'auto'):
+    for backend in ('direct', 'fft', 'linear', 'window', 'cells', 'step', 'auto'):
         assert any(line.startswith(f'  {backend:<8}ok') for line in lines)
 
 
@@ -31,7 +31,7 @@ def test_the_table_has_what_was_printed(tmp_path, capsys):
     assert doctor.main(['--quick', '--csv', str(tmp_path / 'doctor.csv')]) == 0
     rows, printed = read_rows(tmp_path / 'doctor.csv'), capsys.readouterr().out
     errors = {row['backend']: row for row in rows if row['quantity'].startswith('error')}
-    assert list(errors) == ['direct', 'fft', 'linear', 'window', 'step', 'auto']
+    assert list(errors) == ['direct', 'fft', 'linear', 'window', 'cells', 'step', 'auto']
     for row in errors.values():
         [said] = re.findall(rf'^  {row["backend"]} .* largest error (\S+) of the allowed', printed, re.MULTILINE)
         assert float(row['value']) == pytest.approx(float(said), rel=0.06)  # two digits
