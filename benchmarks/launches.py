@@ -3,26 +3,26 @@
 python -m benchmarks.launches [--json FILE]    every backend and size, beside SDPA, FlexAttention, eager softmax
 
 Fake tensors on device 'cuda' run through each product and every operation that would start a kernel is counted; views
-and allocations are not. `fused` is counted from the record of its launches and has the feature maps in it; SDPA and
-FlexAttention are taken as known: one kernel forward, three and two backward. A value that the host would have to read
-raises on a fake tensor: a synchronisation. `window` and `fft`, by name only, look at the bias first; their reads are
-counted and then assumed to allow float32. An estimate: PyTorch may start two kernels for one operation.
+and allocations are not, a padding counts as two. `fused` is counted from the record of its launches and has the feature
+maps in it; SDPA and FlexAttention are taken as known: one kernel forward, three and two backward. A value that the host
+would have to read raises on a fake tensor: a synchronisation, at which counting ends. `fft` off the CPU is `direct`. An
+estimate: PyTorch may start two kernels for one operation.
 
 # B batch, K heads, N tokens, M features, D head dim
 """
 
 import argparse
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nprf_vit.ops.backends import batched, fft, fused_support, window
+from nprf_vit.ops.backends import batched, fused_support
 from nprf_vit.ops.features import feature_map
 
 HEADS, M, D, RADIUS = 12, 32, 64, 13
@@ -33,27 +33,46 @@ _FREE = {
     'as_strided', 'detach', 'alias', 't', 'unbind', 'split', 'split_with_sizes', 'empty', 'empty_like', 'new_empty',
     'empty_strided', 'new_empty_strided', 'lift_fresh', 'unfold', 'view_as', 'is_same_size',
 }  # fmt: skip
+_TWICE = {'constant_pad_nd'}  # fills, then copies
 _KNOWN = {'SDPA, no bias': (1, 3), 'FlexAttention': (1, 2)}
-# What the tests hold: launches forward and backward, at every size.
-LIMITS = {'fused': (3, 8), 'fused window': (3, 8), 'direct': (40, 160)}
+# What the tests hold: launches forward and backward, but for `direct` at 128×128.
+LIMITS = {'fused': (3, 8), 'fused window': (3, 8), 'direct': (40, 50), 'window': (40, 180), 'fft': (40, 50)}
 
 
 class LaunchCounter(TorchDispatchMode):
-    """Counts operations that start a kernel, and the largest memory that one of them makes."""
+    """Counts operations that start a kernel, the largest memory that one of them makes, and all that is alive."""
 
     def __init__(self):
         super().__init__()
-        self.launches, self.largest = 0, 0
+        self.launches, self.largest, self.peak = 0, 0, 0
+        self.made: dict[int, weakref.ref] = {}  # by id of the tensor
+        self.given: set[int] = set()  # storages of the inputs
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if func.namespace != 'prim' and name not in _FREE:
-            self.launches += 1
+            self.launches += 2 if name in _TWICE else 1
+        for x in args:
+            if isinstance(x, torch.Tensor) and id(x) not in self.made:
+                self.given.add(x.untyped_storage()._cdata)
         for x in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(x, torch.Tensor):
                 self.largest = max(self.largest, x.numel() * x.element_size())
+                self.made[id(x)] = weakref.ref(x)
+        self.peak = max(self.peak, self._alive())
         return out
+
+    def _alive(self) -> int:
+        """Bytes of what was made and is still held, the inputs and views of them apart."""
+        storages = {}
+        for key, reference in list(self.made.items()):
+            x = reference()
+            if x is None:
+                del self.made[key]
+            else:
+                storages[x.untyped_storage()._cdata] = x.untyped_storage().nbytes()
+        return sum(size for key, size in storages.items() if key not in self.given)
 
 
 @dataclass
@@ -67,10 +86,11 @@ class Audit:
     launches: int
     host_reads: int
     largest_mb: float  # the largest single tensor
+    peak_mb: float  # all that is alive at once but the inputs: the outputs too
 
 
-def count(run: Callable[[], object]) -> tuple[int, int, int]:
-    """Launches, host reads (counting stops at the first), bytes of the largest tensor of `run` on fake tensors."""
+def count(run: Callable[[], object]) -> tuple[int, int, float, float]:
+    """Launches, host reads (counting ends at the first), and megabytes: the largest tensor, and all alive at once."""
     counter = LaunchCounter()
     reads = 0
     with counter:
@@ -78,7 +98,7 @@ def count(run: Callable[[], object]) -> tuple[int, int, int]:
             run()
         except DataDependentOutputException:
             reads = 1
-    return counter.launches, reads, counter.largest
+    return counter.launches, reads, round(counter.largest / 2**20, 1), round(counter.peak / 2**20, 1)
 
 
 def products(grid: tuple[int, int], batch: int) -> dict[str, tuple[Callable, Callable]]:
@@ -86,23 +106,22 @@ def products(grid: tuple[int, int], batch: int) -> dict[str, tuple[Callable, Cal
     n = grid[0] * grid[1]
     phi_q, phi_k = (torch.empty(batch, HEADS, n, M, device='cuda') for _ in range(2))
     v, z, grad = (torch.empty(batch, HEADS, n, D, device='cuda') for _ in range(3))
-    den, sums = torch.empty(batch, HEADS, n, device='cuda'), torch.empty(batch, HEADS, n, D + 1, device='cuda')
+    den = torch.empty(batch, HEADS, n, device='cuda')
     bias = torch.empty(HEADS, 2 * grid[0] - 1, 2 * grid[1] - 1, device='cuda')
     table, far = torch.empty(HEADS, 2 * RADIUS + 1, 2 * RADIUS + 1, device='cuda'), torch.empty(HEADS, device='cuda')
-    inputs = phi_q, phi_k, v
+
+    def plain(*biases, cells=None):
+        inputs = phi_q, phi_k, v, *biases
+        return (
+            lambda: batched.attend(*inputs, grid, False, True, cells),
+            lambda: batched.attend_backward(*inputs, z, den, grad, grid, False, True, cells),
+        )
+
     return {
-        'direct': (
-            lambda: batched.attend(*inputs, bias, None, grid, False, True),
-            lambda: batched.attend_backward(*inputs, bias, None, z, den, grad, grid, False, True),
-        ),
-        'window': (
-            lambda: window.forward(*inputs, table, far, grid, False),
-            lambda: window.backward(*inputs, table, far, grid, False, sums, True),
-        ),
-        'fft': (
-            lambda: fft.forward(*inputs, bias, grid, False),
-            lambda: fft.backward(*inputs, bias, grid, False, sums, True),
-        ),
+        'direct': plain(bias, None),
+        'window': plain(table, far),
+        'fft': plain(bias, None),
+        'cells': plain(torch.empty(HEADS, 27, 27, device='cuda'), None, cells=(14, 14)),
         'softmax with a bias, eager': eager_softmax(grid, batch),
         'feature maps, plain': feature_maps(grid, batch),
     }
@@ -148,43 +167,40 @@ def audit(backends: list[str], sizes: dict[tuple[int, int], int]) -> list[Audit]
             chosen = {b: runs for b, runs in products(grid, batch).items() if b in backends}
             for backend, runs in chosen.items():
                 for direction, run in zip(('forward', 'backward'), runs):
-                    launches, reads, largest = count_assuming_float32(run)
-                    rows.append(Audit(backend, name, batch, direction, launches, reads, round(largest / 2**20, 1)))
+                    rows.append(Audit(backend, name, batch, direction, *count(run)))
         for backend in ('fused', 'fused window'):
             if backend in backends and fused_support.AVAILABLE:
                 rows += [Audit(backend, name, batch, *row) for row in count_fused(backend, grid, batch)]
         for backend in (b for b in _KNOWN if b in backends):
             for direction, launches in zip(('forward', 'backward'), _KNOWN[backend]):
-                rows.append(Audit(backend, name, batch, direction, launches, 0, 0.0))
+                rows.append(Audit(backend, name, batch, direction, launches, 0, 0.0, 0.0))
     return rows
 
 
-def count_assuming_float32(run: Callable) -> tuple[int, int, int]:
-    """As `count`; where the host reads, that is noted, and the rest counted as if it allowed float32."""
-    launches, reads, largest = count(run)
-    if reads:
-        with (
-            patch.object(window, 'working_dtype', lambda *args: torch.float32),
-            patch.object(fft, 'working_dtype', lambda *args: torch.float32),
-        ):
-            launches, _, largest = count(run)
-    return launches, reads, largest
-
-
-def count_fused(backend: str, grid: tuple[int, int], batch: int) -> list[tuple[str, int, int, float]]:
-    """Direction, launches, host reads and megabytes of the largest tensor, from the record of the launches."""
+def count_fused(backend: str, grid: tuple[int, int], batch: int) -> list[tuple[str, int, int, float, float]]:
+    """Direction, launches, host reads, megabytes of the largest tensor and of all, from the record of the launches."""
     from nprf_vit.ops.kernels.variants import Variant, launches_of  # imports Triton
 
     variant = Variant('window' if 'window' in backend else 'full', torch.bfloat16, M, D)
     rows = []
     for direction, launches in zip(('forward', 'backward'), launches_of(variant, batch, HEADS, grid)):
         tensors = [x for launch in launches for x in launch.arguments.values() if isinstance(x, torch.Tensor)]
-        largest = max(x.numel() * x.element_size() for x in tensors) / 2**20
-        rows.append((direction, len(launches), 0, round(largest, 1)))
+        sizes = [x.numel() * x.element_size() / 2**20 for x in {id(x): x for x in tensors if x._base is None}.values()]
+        rows.append((direction, len(launches), 0, round(max(sizes), 1), round(sum(sizes), 1)))
     return rows
 
 
-ALL = ['fused', 'fused window', 'direct', 'window', 'fft', 'feature maps, plain', 'softmax with a bias, eager', *_KNOWN]
+ALL = [
+    'fused',
+    'fused window',
+    'direct',
+    'window',
+    'fft',
+    'cells',
+    'feature maps, plain',
+    'softmax with a bias, eager',
+    *_KNOWN,
+]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -193,11 +209,12 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     rows = audit(ALL, SIZES)
     print(
-        f'{"backend":<28}{"grid":<9}{"batch":>6}  {"direction":<10}{"launches":>9}{"host reads":>12}{"largest MB":>12}'
+        f'{"backend":<28}{"grid":<9}{"batch":>6}  {"direction":<10}{"launches":>9}{"host reads":>12}'
+        f'{"largest MB":>12}{"alive MB":>10}'
     )
     for row in rows:
         print(f'{row.backend:<28}{row.grid:<9}{row.batch:>6}  {row.direction:<10}', end='')
-        print(f'{row.launches:>9}{row.host_reads:>12}{row.largest_mb:>12}')
+        print(f'{row.launches:>9}{row.host_reads:>12}{row.largest_mb:>12}{row.peak_mb:>10}')
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + '\n', encoding='utf-8')
 

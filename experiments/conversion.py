@@ -20,6 +20,7 @@ from experiments.variants import long_runs
 from nprf_vit import convert
 from nprf_vit.config.schema import Config
 from nprf_vit.config.yaml_file import override
+from nprf_vit.data.batch import Batch
 from nprf_vit.engine.build import build_evaluation
 from nprf_vit.engine.eval_loop import evaluate
 from nprf_vit.engine.model import build_model, load_exact, read_weights
@@ -66,10 +67,10 @@ def measure(config: Config, folder: Path, m: int, deadline: float | None) -> tup
         model = build_model(config).eval()
         load_exact(model, read_weights(str(folder / 'best.pt')), str(folder))
         part = build_evaluation(config, place, model)
-        batches = [batch[:2] for batch in part.batches]  # in memory, for all draws
+        batches = [Batch(batch.images, batch.targets) for batch in part.batches]  # in memory, for all draws
         models = [convert(model, 'prf', m, seed) for seed in range(DRAWS)] if m else [model]
         metrics = [evaluate({'': each}, batches, part.task, place, None, part.autocast) for each in models]
-        return [row['top1'] for row in metrics], radius(model, batches[0][0])
+        return [row['top1'] for row in metrics], radius(model, batches[0].images)
 
 
 @torch.no_grad()

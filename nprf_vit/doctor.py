@@ -10,7 +10,6 @@ python -m nprf_vit.doctor --targets sm_80,sm_90,sm_100,gfx942 [--json F]    comp
 """
 
 import argparse
-import csv
 import itertools
 import math
 import platform
@@ -18,88 +17,35 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
 from tqdm import tqdm
 
+from .diagnosis import peers
+from .diagnosis.cases import CASES, Case, Finding, write_findings
+from .diagnosis.device import examine
 from .errors import first_line
-from .ops import dispatch, draw_projection, feature_map, kernel_attention, reference
+from .ops import dispatch, kernel_attention, reference
 from .ops.backends import fused_support, interface
-from .ops.backends.fft import FFT_POINT
+from .ops.backends.fft import FFT_POINTS
 from .version import __version__
 
 # What docs/backends.md promises: of Σ_j a_ij|v_j| on every output element, and of the norm of each gradient.
-OUTPUT = {torch.float32: 1e-3, torch.float64: 1e-8}
-GRADIENT = {torch.float32: 2e-3, torch.float64: 1e-6}
-BATCH, HEADS, M, D = 2, 2, 8, 6  # of the checks
-TIMED_HEADS, TIMED_M, TIMED_D, RADIUS = 4, 32, 64, 13
+OUTPUT = {torch.float32: 1e-3, torch.float64: 1e-8, torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8}
+GRADIENT = {torch.float32: 2e-3, torch.float64: 1e-6, torch.bfloat16: 2.0**-4, torch.float16: 2.0**-7}
+TIMED_HEADS, TIMED_M, TIMED_D, RADIUS, CELLS = 4, 32, 64, 13, 14
 OPTIONAL = 'flex'  # needs a compiler that not every machine has; auto never takes it
-ON_GPU = ('fused', OPTIONAL)  # float32 only
-
-
-@dataclass
-class Case:
-    """Inputs of one check, and the backends that serve them."""
-
-    name: str
-    backends: tuple[str, ...]
-    grid: tuple[int, int] | None = None
-    n: int = 0
-    offsets: tuple[int, ...] = ()  # shape of the bias table
-    far: bool = False
-    causal: bool = False
-    cells: tuple[int, int] | None = None
-
-    def tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """φ(q), φ(k), v and, if the case has them, bias and far; on the CPU."""
-        generator = torch.Generator().manual_seed(0)
-        n = self.n or math.prod(self.grid)
-        q, k, v = torch.randn(3, BATCH, HEADS, n, D, generator=generator, dtype=torch.float64)
-        w = draw_projection(HEADS, M, D)
-        options = {'causal': self.causal, 'normalize': True}
-        tensors = {
-            'phi_q': feature_map(q, w, role='query', **options),
-            'phi_k': feature_map(k, w, role='key', **options),
-            'v': v,
-        }
-        if self.offsets:
-            tensors['bias'] = torch.randn(HEADS, *self.offsets, generator=generator, dtype=torch.float64) / 2
-        if self.far:
-            tensors['far'] = torch.zeros(HEADS, dtype=torch.float64)
-        return {name: x.to(dtype) for name, x in tensors.items()}
-
-
-CASES = [
-    Case('7x5 grid', ('direct', 'fft', 'auto', 'flex', 'fused'), grid=(7, 5), offsets=(13, 9)),
-    Case('1x1 grid', ('direct', 'fft', 'auto', 'fused'), grid=(1, 1), offsets=(1, 1)),
-    Case('sequence', ('direct', 'fft', 'auto', 'flex', 'fused'), n=37, offsets=(73,)),
-    Case('causal', ('direct', 'fft', 'step', 'auto', 'flex', 'fused'), n=600, offsets=(1199,), causal=True),
-    Case('window', ('window', 'direct', 'fft', 'auto', 'fused'), grid=(9, 11), offsets=(5, 5), far=True),
-    Case('causal window', ('window', 'direct', 'step', 'fused'), n=70, offsets=(9,), far=True, causal=True),
-    Case('cells', ('cells', 'direct', 'auto'), grid=(9, 11), offsets=(7, 5), cells=(4, 3)),
-    Case('no bias', ('linear', 'direct', 'auto', 'fused'), grid=(6, 6)),
-    Case('causal, no bias', ('linear', 'direct', 'step', 'auto', 'fused'), n=150, causal=True),
-]
-
-
-@dataclass
-class Finding:
-    """A line of the table that `--csv` writes."""
-
-    device: str
-    backend: str
-    quantity: str
-    case: str
-    value: float
+HALF = (torch.float32, torch.bfloat16, torch.float16)
+ON_GPU = {'fused': HALF, OPTIONAL: (torch.float32,)}  # with the dtypes of v that are checked
 
 
 def relative_error(case: Case, backend: str, dtype: torch.dtype, device: str) -> float:
     """The largest error of the output and of the gradients, in units of what is promised."""
     tensors = case.tensors(dtype)
-    options = {'grid_size': case.grid, 'causal': case.causal, 'cells': case.cells}
+    options: dict[str, Any] = {'grid_size': case.grid, 'causal': case.causal, 'cells': case.cells}
     graded = backend != 'step'  # decoding has no gradients
     exact = {name: x.double().requires_grad_() for name, x in tensors.items()}
     mine = {name: x.to(device).requires_grad_(graded) for name, x in tensors.items()}
@@ -121,12 +67,13 @@ def relative_error(case: Case, backend: str, dtype: torch.dtype, device: str) ->
 
 def check(device: str) -> tuple[list[Finding], list[str]]:
     """Prints a line per backend; returns the largest error of each that is sound, and what is wrong."""
-    right, wrong = [], []
+    right: list[Finding] = []
+    wrong: list[str] = []
     for backend in ('direct', 'fft', 'linear', 'window', 'cells', 'step', 'auto', *ON_GPU):
         if backend in ON_GPU and device == 'cpu':
             print(f'  {backend:<8}not on cpu')
             continue
-        dtypes = (torch.float32,) if backend in ON_GPU else (torch.float32, torch.float64)
+        dtypes = ON_GPU.get(backend, (torch.float32, torch.float64))
         trials = [(case, dtype) for case in CASES if backend in case.backends for dtype in dtypes]
         try:
             errors = {f'{c.name}, {str(dtype)[6:]}': relative_error(c, backend, dtype, device) for c, dtype in trials}
@@ -135,7 +82,7 @@ def check(device: str) -> tuple[list[Finding], list[str]]:
             print(f'  {backend:<8}{"not available" if backend == OPTIONAL else "FAILED"}: {reason}')
             wrong += [] if backend == OPTIONAL else [f'{backend} on {device}: {reason}']
             continue
-        where = max(errors, key=errors.get)
+        where = max(errors, key=errors.__getitem__)
         sound = errors[where] <= 1
         print(f'  {backend:<8}{"ok" if sound else "WRONG":<6}{len(errors):>3} checks, ', end='')
         print(f'largest error {errors[where]:.2g} of the allowed ({where})')
@@ -147,24 +94,34 @@ def check(device: str) -> tuple[list[Finding], list[str]]:
 
 
 def timed_runs(side: int, device: str, backends: list[str]) -> dict[str, Callable]:
-    """One forward pass of each algorithm that serves a grid; all have a bias but `linear`, which is for comparison."""
+    """One forward pass of each algorithm that serves a grid; all have a bias but `linear` and PyTorch's own, `sdpa`."""
     torch.manual_seed(0)
     phi_q, phi_k = (torch.rand(1, TIMED_HEADS, side**2, TIMED_M, device=device) for _ in range(2))
     v = torch.randn(1, TIMED_HEADS, side**2, TIMED_D, device=device)
     bias = torch.randn(TIMED_HEADS, 2 * side - 1, 2 * side - 1, device=device) * 0.02
     middle = slice(max(0, side - 1 - RADIUS), side + RADIUS)
-    window = (bias[:, middle, middle], torch.zeros(TIMED_HEADS, device=device))
-    tables = {'direct': (bias,), 'fft': (bias,), 'window': window, 'linear': (), 'fused': (bias,), OPTIONAL: (bias,)}
+    tables: dict[str, dict[str, Any]] = {
+        name: {'bias': bias} for name in ('direct', 'fft', 'window', 'linear', 'fused', OPTIONAL)
+    }
+    tables['window'] = {'bias': bias[:, middle, middle], 'far': torch.zeros(TIMED_HEADS, device=device)}
+    cells = min(side, CELLS)
+    tables['cells'] = {'bias': bias[:, : 2 * cells - 1, : 2 * cells - 1], 'cells': (cells, cells)}
+    tables['linear'] = {}
+    grid = side, side
 
-    def attend(backend):
-        return lambda: kernel_attention(phi_q, phi_k, v, *tables[backend], grid_size=(side, side), backend=backend)
+    def attend(backend: str) -> Callable[[], torch.Tensor]:
+        return lambda: kernel_attention(phi_q, phi_k, v, **tables[backend], grid_size=grid, backend=backend)
 
-    return {backend: attend(backend) for backend in tables if backend in backends}
+    runs = {backend: attend(backend) for backend in tables if backend in backends}
+    if device != 'cpu':  # by name it is a dense product there
+        runs['fft'] = lambda: peers.fft_attention(phi_q, phi_k, v, bias, grid)
+    q, k = (torch.randn(1, TIMED_HEADS, side**2, TIMED_D, device=device) for _ in range(2))
+    return runs | {'sdpa': lambda: peers.softmax_attention(q, k, v)}
 
 
 def median_seconds(runs: dict[str, Callable], device: str, rounds: int) -> dict[str, float]:
     """Seconds of a call after a first one, contenders in turn so that a busy neighbour slows all alike."""
-    seconds = {name: [] for name in runs}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(1 + rounds):
         for name, run in runs.items():
             begin = time.perf_counter()
@@ -175,12 +132,12 @@ def median_seconds(runs: dict[str, Callable], device: str, rounds: int) -> dict[
     return {name: statistics.median(s[1:]) for name, s in seconds.items()}
 
 
-def first_fft(point: float) -> int:
-    """Side of the smallest square grid on which the cost model takes fft, were FFT_POINT what is given."""
+def first_fft(point: float, device: str = 'cpu') -> int:
+    """Side of the smallest square grid on which the cost model has fft ahead, were FFT_POINT what is given."""
 
-    def faster(side):
-        costs = dispatch.count(interface.Case((side, side), TIMED_M, TIMED_D))
-        return costs['fft'] * point / FFT_POINT < costs['direct']
+    def faster(side: int) -> bool:
+        costs = dispatch.count(interface.Case((side, side), TIMED_M, TIMED_D, device=device))
+        return costs['fft'] * point / FFT_POINTS[device] < costs['direct']
 
     return next(side for side in itertools.count(2) if faster(side))
 
@@ -190,7 +147,8 @@ def time_sizes(device: str, backends: list[str], sides: list[int], rounds: int, 
 
     A size is expected to take (n'/n)² of the time of the one before, n its tokens; the smallest is always timed.
     """
-    table, begin, last = {}, time.perf_counter(), 0.0
+    table: dict[int, dict[str, float]] = {}
+    begin, last = time.perf_counter(), 0.0
     for side in tqdm(sides, desc=f'timing on {device}', leave=False):
         started = time.perf_counter()
         if table and started - begin + last * (side / max(table)) ** 4 > seconds:
@@ -209,35 +167,49 @@ def time_backends(
 ) -> list[Finding]:
     """Prints milliseconds by size, the winner, and the constant of the cost model that follows; returns them.
 
-    The constant matters where fft and direct are close, so the two sizes at which they are closest give it.
+    The constant matters where fft and direct (on CUDA fused) are close, so the two sizes at which they are closest give
+    it.
     """
+    dense = 'fused' if 'fused' in backends else 'direct'
     table = time_sizes(device, backends, sides, rounds, seconds)
     names = list(table[sides[0]])
     print(f'milliseconds on {device}, {TIMED_HEADS} heads, M={TIMED_M}, D={TIMED_D}, forward, float32:')
     print(f'  {"grid":<10}' + ''.join(f'{name:>10}' for name in names) + '   fastest for any bias   auto takes')
     fitted = {}
-    for side, seconds in table.items():
-        served = {name: s for name, s in seconds.items() if name not in ('window', 'linear')}
+    for side, took in table.items():
+        served = {name: s for name, s in took.items() if name not in ('window', 'cells', 'linear', 'sdpa')}
         auto = dispatch.choose_backend((side, side), TIMED_M, TIMED_D, False, True, device=device)
-        cells = ''.join(f'{seconds[name] * 1e3:>10.2f}' for name in names)
-        print(f'  {f"{side}x{side}":<10}{cells}   {min(served, key=served.get):<22} {auto}')
-        fft, direct = seconds['fft'], seconds['direct']
-        fitted[abs(math.log(fft / direct))] = dispatch.fitted_fft_point((side, side), TIMED_M, TIMED_D, fft, direct)
-    print(f'  window: a bias constant beyond {RADIUS} tokens; linear: no bias')
+        cells = ''.join(f'{took[name] * 1e3:>10.2f}' for name in names)
+        print(f'  {f"{side}x{side}":<10}{cells}   {min(served, key=served.__getitem__):<22} {auto}')
+        point = dispatch.fitted_fft_point((side, side), TIMED_M, TIMED_D, took['fft'], took[dense], device)
+        fitted[abs(math.log(took['fft'] / took[dense]))] = point
+    print(f'  window: a bias constant beyond {RADIUS} tokens; cells: {CELLS}x{CELLS} of them; linear and sdpa: no bias')
     point = statistics.geometric_mean([fitted[key] for key in sorted(fitted)[:2]])
-    here, built_in = first_fft(point), first_fft(FFT_POINT)
-    print(f'  FFT_POINT {FFT_POINT} in use (ops/backends/fft.py): auto takes fft from {built_in}x{built_in} on')
-    print(f'  FFT_POINT {point:.1f} measured here: it would from {here}x{here} on', end='')
-    print('' if min(fitted) < math.log(3) else ' (rough: no size timed has the two within a factor of 3)')
+    used = FFT_POINTS[device]
+    here, built_in = first_fft(point, device), first_fft(used, device)
+    print(f'  FFT_POINT {used} in use (ops/backends/fft.py): {dense} is behind fft from {built_in}x{built_in} on')
+    print(f'  FFT_POINT {point:.1f} measured here: it would be from {here}x{here} on', end='')
+    rough = min(fitted) > math.log(3)
+    print(' (rough: no size timed has the two within a factor of 3)' if rough else '')
+    if not rough and not 1 / 1.5 < point / used < 1.5:
+        print(f'  to change: FFT_POINTS[{device!r}] = {point:.1f} in nprf_vit/ops/backends/fft.py; please report it')
     times = [Finding(device, b, 'seconds', f'{side}x{side}', s) for side in table for b, s in table[side].items()]
     return [*times, Finding(device, 'fft', 'FFT_POINT', '', point), Finding(device, 'fft', 'first side', '', here)]
 
 
-def write_findings(path: Path, findings: list[Finding]) -> None:
-    with path.open('w', newline='', encoding='utf-8') as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Finding)], lineterminator='\n')
-        writer.writeheader()
-        writer.writerows({**asdict(finding), 'value': f'{finding.value:.4g}'} for finding in findings)
+def examine_all(device: str, backends: list[str]) -> tuple[list[Finding], list[str]]:
+    """Prints a line per backend: a training step's bits, and on CUDA memory, host reads and graphs; what is wrong."""
+    findings, wrong = [], []
+    for backend in backends:
+        found = examine(backend, device)
+        if found is None:
+            continue
+        print(f'  {backend:<8}{found}')
+        findings += [Finding(device, backend, name, '14x14', x) for name, x in found.quantities().items()]
+        wrong += [f'{backend} on {device}: {fault}' for fault in found.faults()]
+    if device == 'cpu':
+        print('  memory, host reads and graph capture: on CUDA only')
+    return findings, wrong
 
 
 def compile_for(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
@@ -281,13 +253,19 @@ def main(argv: list[str] | None = None) -> int:
     print(', '.join(f'{name} {version}' for name, version in versions.items()))
     print(torch.get_num_threads(), 'CPU threads,', torch.cuda.get_device_name() if devices[1:] else 'no CUDA device')
     sides, rounds = ([8, 14, 20], 2) if args.quick else ([14, 28, 56, 80, 112, 144], 3)
-    findings, wrong = [], []
+    findings: list[Finding] = []
+    wrong: list[str] = []
     for device in devices:
         print(f'against the dense oracle on {device}:')
         right, found = check(device)
         findings, wrong = findings + right, wrong + found
-        if not found:  # the time of a wrong answer says nothing
-            findings += time_backends(device, [finding.backend for finding in right], sides, rounds, args.seconds)
+        if found:  # the time of a wrong answer says nothing
+            continue
+        backends = [finding.backend for finding in right]
+        print(f'a training step of each on {device}:')
+        more, found = examine_all(device, backends)
+        findings, wrong = findings + more, wrong + found
+        findings += time_backends(device, backends, sides, rounds, args.seconds)
     if args.csv:
         write_findings(args.csv, findings)
     if wrong:

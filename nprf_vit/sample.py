@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from nprf_vit.config.schema import DEVICES
 from nprf_vit.config.yaml_file import make_config
 from nprf_vit.data.image_file import decode, open_image, reading
 from nprf_vit.engine.checkpoint.file import read_checkpoint
@@ -179,7 +180,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--batch-size', type=int, default=64, help='images drawn side by side; changes none of them')
     parser.add_argument('--no-ema', action='store_true', help='the last weights instead of their moving average')
     parser.add_argument('--stall-timeout', type=float, default=1800, help='seconds for one byte before giving up')
-    parser.add_argument('--device', default='cpu', choices=('cpu', 'cuda'), help='default cpu')
+    parser.add_argument('--device', default='cpu', choices=DEVICES, help='default cpu')
     return parser.parse_args(argv)
 
 

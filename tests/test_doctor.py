@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from nprf_vit import doctor
+from nprf_vit.diagnosis.device import Examination
 from nprf_vit.engine.output.csv_file import read_rows
 from nprf_vit.ops import dispatch
-from nprf_vit.ops.backends.fft import FFT_POINT
+from nprf_vit.ops.backends.fft import FFT_POINTS
 from nprf_vit.ops.backends.interface import Case
 
 
@@ -36,7 +37,7 @@ def test_the_table_has_what_was_printed(tmp_path, capsys):
         [said] = re.findall(rf'^  {row["backend"]} .* largest error (\S+) of the allowed', printed, re.MULTILINE)
         assert float(row['value']) == pytest.approx(float(said), rel=0.06)  # two digits
     times = [row for row in rows if row['quantity'] == 'seconds']
-    assert {row['case'] for row in times} == {'8x8', '14x14', '20x20'} and len(times) == 3 * 4
+    assert {row['case'] for row in times} == {'8x8', '14x14', '20x20'} and len(times) == 3 * 6
     [point] = [float(row['value']) for row in rows if row['quantity'] == 'FFT_POINT']
     [said] = re.findall(r'FFT_POINT (\S+) measured here', printed)
     assert point == pytest.approx(float(said), abs=0.06)
@@ -110,5 +111,41 @@ def test_not_a_number_is_not_sound(monkeypatch):
 def test_the_fitted_constant_reproduces_the_model():
     costs = dispatch.count(Case((48, 48), 32, 64))
     point = dispatch.fitted_fft_point((48, 48), 32, 64, fft_seconds=2 * costs['fft'], direct_seconds=costs['direct'])
-    assert point == pytest.approx(2 * FFT_POINT)
-    assert doctor.first_fft(FFT_POINT) < doctor.first_fft(point)
+    assert point == pytest.approx(2 * FFT_POINTS['cpu'])
+    assert doctor.first_fft(FFT_POINTS['cpu']) < doctor.first_fft(point)
+
+
+def test_a_step_that_changes_is_not_sound(untimed, capsys, monkeypatch):
+    monkeypatch.setattr(doctor, 'examine', lambda backend, device: Examination(backend != 'window', None, None, None))
+    assert doctor.main(['--quick']) == 1
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1] == 'NOT SOUND: window on cpu: two runs differ'
+    assert 'memory, host reads and graph capture: on CUDA only' in printed
+
+
+def test_times_on_cuda_are_held_against_the_fused_kernels(capsys, monkeypatch):
+    """With times as a GPU might have them: the constant of the cost model for CUDA, and what to change."""
+    costs = dispatch.count(Case((48, 48), doctor.TIMED_M, doctor.TIMED_D, device='cuda'))
+    took = {
+        'direct': 9.0,
+        'window': 1.0,
+        'linear': 1.0,
+        'fused': 1.0,
+        'sdpa': 1.0,
+        'fft': costs['fft'] / costs['direct'],
+    }
+    for factor, changed in ((1.0, False), (1 / 8, True)):
+        slower = took | {'fft': took['fft'] * factor, 'fused': 1.0 if factor == 1.0 else took['fft'] * factor * 0.8}
+        expected = FFT_POINTS['cuda'] * slower['fft'] / slower['fused'] / took['fft']
+        monkeypatch.setattr(doctor, 'time_sizes', lambda *args, slower=slower: {48: slower})
+        findings = doctor.time_backends('cuda', ['direct', 'fused', 'fft'], [48], 1)
+        [point] = [f.value for f in findings if f.quantity == 'FFT_POINT']
+        assert point == pytest.approx(expected)
+        assert {f.backend for f in findings if f.quantity == 'seconds'} == set(took)
+        printed = capsys.readouterr().out
+        assert 'fused is behind fft from' in printed and ('to change: FFT_POINTS' in printed) is changed
+
+
+def test_on_cuda_an_fft_is_far_behind():
+    """The roofline's constant: `fused` is ahead up to 10⁵ tokens and more."""
+    assert 400**2 > 1e5 and doctor.first_fft(FFT_POINTS['cuda'], 'cuda') > 400

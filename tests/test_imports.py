@@ -16,6 +16,7 @@ BELOW |= {
     'config': FOUNDATION,
     'ops': set(),
     'layers': {'ops'},
+    'diagnosis': FOUNDATION | {'ops'},
     'models': {'ops', 'layers'},
     'data': FOUNDATION | {'config'},
     'engine': FOUNDATION | {'config', 'ops', 'layers', 'models', 'data'},

@@ -10,6 +10,8 @@ from nprf_vit.errors import InputError
 from .model_kwargs import check_model_kwargs
 from .task_keys import TASK_KEYS, eval_metrics
 
+DEVICES = ('auto', 'cpu', 'cuda', 'xpu', 'mps')
+
 
 def _key(
     default: Any,
@@ -201,7 +203,10 @@ class Config:
 
     # precision and speed
     device: str = _key(
-        'auto', 'Where to compute; auto: a GPU if there is one.', choices=('auto', 'cpu', 'cuda'), free=True
+        'auto',
+        'Where to compute; auto: the accelerator that torch finds (CUDA or ROCm as cuda, XPU, MPS), else the CPU.',
+        choices=DEVICES,
+        free=True,
     )
     threads: int | None = _key(None, "CPU threads per process; null: torch's choice.", low=1, high=1024, free=True)
     amp: bool = _key(False, 'Compute matrix products in half precision (autocast).')

@@ -13,6 +13,7 @@ from nprf_vit.data.datasets.images import ImageSource
 
 from ..errors import BadImage, InputError, first_line
 from .batch import Batch, collate, collate_pairs
+from .byte_images import ByteImage
 from .sample_order import EvalBatches, TrainBatches
 from .samples import ATTEMPTS, EvalSamples, Transform
 from .seeding import derive_seed, seeded
@@ -20,7 +21,8 @@ from .workers import SafeLoader, batches_of_workers, setup_worker
 
 
 def _common(config: Config) -> dict[str, Any]:
-    pin = config.pin_mem and torch.cuda.is_available()
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    pin = config.pin_mem and config.device != 'cpu' and device is not None and device.type != 'mps'
     return {'num_workers': config.workers, 'pin_memory': pin, 'worker_init_fn': setup_worker}
 
 
@@ -60,7 +62,7 @@ class _StreamTransform:
     def start(self, epoch: int) -> None:
         self.epoch, self.count = epoch, 0
 
-    def __call__(self, image: Any) -> torch.Tensor:
+    def __call__(self, image: Any) -> torch.Tensor | ByteImage:
         worker = get_worker_info()
         parts = self.epoch, self.rank, worker.id if worker else 0, self.count
         self.count += 1

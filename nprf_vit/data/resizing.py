@@ -6,6 +6,7 @@ import torch
 from timm.data.transforms import ResizeKeepRatio
 from torchvision.transforms import Resize
 
+from .byte_images import ByteImage
 from .image_file import check_pixels
 from .samples import Transform
 
@@ -22,7 +23,7 @@ class BoundedTransform:
         self.transform, self.max_pixels = transform, max_pixels
         self.resizings = [part for part in getattr(transform, 'transforms', []) if isinstance(part, _KINDS)]
 
-    def __call__(self, image: Any) -> torch.Tensor:
+    def __call__(self, image: Any) -> torch.Tensor | ByteImage:
         for part in self.resizings:
             check_pixels(*resized(part, *image.size), self.max_pixels)
         return self.transform(image)

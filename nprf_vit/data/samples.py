@@ -10,10 +10,11 @@ from nprf_vit.data.datasets.images import ImageSource
 
 from ..errors import BadImage, RunError, first_line, printable
 from .batch import FaultKind, Sample, SampleFault
+from .byte_images import ByteImage
 from .sample_order import Key
 from .seeding import derive_seed, seeded
 
-Transform = Callable[[Any], torch.Tensor]
+Transform = Callable[[Any], torch.Tensor | ByteImage]
 ATTEMPTS = 64  # with half of all images unreadable, one in 10^19 samples finds no stand-in
 
 
@@ -72,7 +73,7 @@ class EvalSamples(Dataset):
         except BadImage as error:
             return Sample(*self._blank(), index, _fault(index, error))
 
-    def _blank(self) -> tuple[torch.Tensor, Any]:
+    def _blank(self) -> tuple[torch.Tensor | ByteImage, Any]:
         source = self.source.dataset if isinstance(self.source, Subset) else self.source
         return source.blank(self.transform)
 
@@ -86,7 +87,7 @@ def _fault(index: int, error: BadImage) -> SampleFault:
     return SampleFault(index, str(error), kind)
 
 
-def _apply(transform: Transform, image: Any, source: Any, index: int, what: str) -> torch.Tensor:
+def _apply(transform: Transform, image: Any, source: Any, index: int, what: str) -> torch.Tensor | ByteImage:
     """Turn whatever a transform raises into a bad image with its name: one of 10^8 must not end a run."""
     try:
         return transform(image)

@@ -1,15 +1,34 @@
-"""DeiT's augmentation and the centre crop, as timm builds them."""
+"""Input size, mean and std of a model's images; DeiT's augmentation and the centre crop, as timm builds them."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from PIL import Image
 from timm.data import auto_augment, create_transform
+from timm.layers import to_2tuple
+from torch import nn
 
 from nprf_vit.config.schema import Config
 
 from ..errors import InputError, first_line
 from .samples import Transform
+
+
+def model_input_size(config: Config, model: nn.Module) -> tuple[int, int, int]:
+    """Channels, height and width of what the model is given."""
+    size = config.img_size or tuple(model.pretrained_cfg.get('input_size', (3, 224, 224))[-2:])
+    return config.in_chans, *to_2tuple(size)
+
+
+def mean_and_std(config: Config, model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the inputs: the configuration's, else the model's."""
+    found = []
+    for name in ('mean', 'std'):
+        values = getattr(config, name) or model.pretrained_cfg.get(name, ())
+        if len(values) != config.in_chans:
+            raise InputError(f'{config.model} has no {name} for {config.in_chans} channels: give the key {name}')
+        found.append(tuple(values))
+    return found[0], found[1]
 
 
 def train_transform(config: Config, input_size: tuple[int, int, int], mean: tuple, std: tuple) -> Transform:

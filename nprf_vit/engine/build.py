@@ -21,6 +21,7 @@ from nprf_vit.data.fixed_length_epochs import FixedLengthBatches
 from nprf_vit.data.sample_order import SampleOrder, TrainBatches
 from nprf_vit.engine.distributed.ddp import wrap_model
 from nprf_vit.engine.distributed.process_group import Place
+from nprf_vit.engine.distributed.watchdog import Phase
 from nprf_vit.engine.tasks.base import Task
 from nprf_vit.engine.tasks.registry import build_task, task_of
 
@@ -31,6 +32,11 @@ from .ema import build_ema
 from .lr_schedule import LRSchedule, build_schedule
 from .model import build_model, load_exact
 from .optimizer import Autocast, build_autocast, build_optimizer, build_scaler
+from .transfer import BatchTransfer
+from .warm_up import unused_parameters, warm_up
+
+# Images go there as bytes. A CPU's workers normalize side by side; other devices may divide with another rounding.
+NORMALIZING_DEVICES: tuple[str, ...] = ('cuda',)
 
 
 @dataclass
@@ -90,11 +96,24 @@ class Training:
     schedule: LRSchedule
     scaler: torch.amp.GradScaler
     autocast: Autocast
+    transfer: BatchTransfer
     evaluation: Evaluation | None = field(default=None)
 
     @property
     def total_steps(self) -> int:
         return self.data.steps_per_epoch * self.config.epochs
+
+    @property
+    def gates_on_device(self) -> bool:
+        """Whether the optimizer leaves out an update by a number on the device, so that the host need not know it."""
+        fused = all(group.get('fused') for group in self.optimizer.param_groups)
+        return fused and not self.scaler.is_enabled()
+
+    def warm_up(self) -> None:
+        """Before the first step of a process, where there are several."""
+        if self.place.world > 1:
+            self.place.heartbeat.enter(Phase.STARTING)
+            warm_up(self.config, self.model, self.wrapped, self.task, self.autocast, self.plan.micro)
 
     def evaluated_models(self) -> dict[str, nn.Module]:
         return {'': self.model} if self.ema is None else {'': self.model, 'ema_': self.ema.module}
@@ -123,9 +142,11 @@ def build_training(
     if synthetic:
         data = _indexed_data(config, place, plan, task.synthetic_samples(config, model), _dry_size(config))
     else:
-        data, evaluation = _real_data(config, place, plan, model)
+        data, evaluation = _real_data(config, place, plan, model, task)
     model.to(place.device)
     ema = build_ema(config, model)
+    autocast = build_autocast(config, place.device)
+    has_unused = place.world > 1 and bool(unused_parameters(config, model, task, autocast))
     optimizer = build_optimizer(config, model)
     return Training(
         config=config,
@@ -133,13 +154,14 @@ def build_training(
         plan=plan,
         data=data,
         model=model,
-        wrapped=wrap_model(config, model, place),
+        wrapped=wrap_model(config, model, place, has_unused),
         ema=ema,
         task=task,
         optimizer=optimizer,
         schedule=build_schedule(config, optimizer, data.steps_per_epoch),
         scaler=build_scaler(config, place.device),
-        autocast=build_autocast(config, place.device),
+        autocast=autocast,
+        transfer=BatchTransfer(place.device, task.prepare),
         evaluation=evaluation,
     )
 
@@ -151,17 +173,20 @@ def build_evaluation(config: Config, place: Place, model: nn.Module, source: Any
     transform = task_of(config).build_transform(config, model, source, training=False)
     if config.val_limit:
         source = _thin(source, config, config.val_limit)
-    real = None
-    if isinstance(source, IterableImageDataset):
-        if config.real_labels:
-            raise InputError('real_labels need file names, which a stream does not have: use an image folder')
-        batches: Any = StreamLoader(source, transform, config, config.eval_batch, place.rank)
-        num_images = None
-    else:
-        real = RealLabels(source, config.real_labels) if config.real_labels else None
-        batches = eval_loader(source, transform, config, place.rank, place.world)
-        num_images = len(source)
-    return Evaluation(batches, build_task(config, model, real), num_images, build_autocast(config, place.device))
+    is_stream = isinstance(source, IterableImageDataset)
+    if config.real_labels and is_stream:
+        raise InputError('real_labels need file names, which a stream does not have: use an image folder')
+    real = RealLabels(source, config.real_labels) if config.real_labels else None
+    task, autocast = build_task(config, model, real), build_autocast(config, place.device)
+    transform = _for_workers(transform, task, place)
+    if is_stream:
+        return Evaluation(StreamLoader(source, transform, config, config.eval_batch, place.rank), task, None, autocast)
+    return Evaluation(eval_loader(source, transform, config, place.rank, place.world), task, len(source), autocast)
+
+
+def _for_workers(transform: Transform, task: Task, place: Place) -> Transform:
+    """What of a transform the loader's workers do."""
+    return task.defer_to_device(transform) if place.device.type in NORMALIZING_DEVICES else transform
 
 
 def _thin(source: Any, config: Config, limit: int) -> Subset:
@@ -172,10 +197,11 @@ def _thin(source: Any, config: Config, limit: int) -> Subset:
     return Subset(source, [i * len(source) // count for i in range(count)])
 
 
-def _real_data(config: Config, place: Place, plan: BatchPlan, model: nn.Module) -> tuple[TrainData, Evaluation]:
-    task = task_of(config)
+def _real_data(
+    config: Config, place: Place, plan: BatchPlan, model: nn.Module, task: Task
+) -> tuple[TrainData, Evaluation]:
     source, val = task.open_images(config, 'train'), task.open_images(config, 'validation')
-    transform = task.build_transform(config, model, source, training=True)
+    transform = _for_workers(task.build_transform(config, model, source, training=True), task, place)
     evaluation = build_evaluation(config, place, model, val)
     if isinstance(source, IterableImageDataset):
         return _stream_data(config, place, plan, source, transform), evaluation

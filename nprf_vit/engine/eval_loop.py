@@ -11,6 +11,7 @@ from nprf_vit.engine.distributed.process_group import Place
 from nprf_vit.engine.distributed.watchdog import Phase
 from nprf_vit.engine.optimizer import Autocast
 from nprf_vit.engine.tasks.base import Task
+from nprf_vit.engine.transfer import BatchTransfer
 from nprf_vit.errors import BadImage
 
 Sums = dict[tuple[str, str], torch.Tensor]  # by the prefix of a model and the name of a sum
@@ -41,6 +42,7 @@ def evaluate(
     for model in models.values():
         model.eval()
     sums: Sums = {}
+    transfer = BatchTransfer(place.device, task.prepare)
     seen = torch.zeros(num_images or 0, dtype=torch.int32)
     faults: list[SampleFault] = []
     count, left = 0, False
@@ -53,10 +55,12 @@ def evaluate(
         faults += batch.faults
         if batch.indices is not None:
             seen += torch.bincount(batch.indices, minlength=len(seen)).int()
-        images, targets = (x.to(place.device, non_blocking=True) for x in (batch.images, batch.targets))
+        images, targets = transfer(batch)
         for prefix, model in models.items():
             with autocast():
                 logits = model(images)
+            if place.device.type == 'mps':  # which has no float64
+                logits, targets = logits.cpu(), targets.cpu()
             for name, value in task.measure(logits, targets, batch.indices).items():
                 sums[prefix, name] = sums.get((prefix, name), 0) + value
     for prefix, model in models.items():
@@ -79,10 +83,11 @@ def _combine(
 ) -> dict[str, float]:
     names = _agree_on_names(sums, place)
     local = [float(sums.get(name, 0.0)) for name in names]
-    totals = place.sum(torch.tensor([*local, count], dtype=torch.float64, device=place.device)).tolist()
+    where = place.device if place.world > 1 else 'cpu'
+    totals = place.sum(torch.tensor([*local, count], dtype=torch.float64, device=where)).tolist()
     images = int(totals.pop())
     if len(seen):
-        seen = place.sum(seen.to(place.device))
+        seen = place.sum(seen.to(where))
         assert images == num_images and bool((seen == 1).all()), (
             f'evaluation saw {images} of {num_images} images, {int((seen == 0).sum())} never, '
             f'{int((seen > 1).sum())} more than once'

@@ -112,23 +112,6 @@ def _nearest_argument(model: str, error: Exception) -> str:
     return f'; did you mean {near[0]}?' if near else ''
 
 
-def input_size(config: Config, model: nn.Module) -> tuple[int, int, int]:
-    """Channels, height and width of what the model is given."""
-    size = config.img_size or tuple(model.pretrained_cfg.get('input_size', (3, 224, 224))[-2:])
-    return config.in_chans, *to_2tuple(size)
-
-
-def normalization(config: Config, model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the inputs: the configuration's, else the model's."""
-    found = []
-    for name in ('mean', 'std'):
-        values = getattr(config, name) or model.pretrained_cfg.get(name, ())
-        if len(values) != config.in_chans:
-            raise InputError(f'{config.model} has no {name} for {config.in_chans} channels: give the key {name}')
-        found.append(tuple(values))
-    return found[0], found[1]
-
-
 def read_weights(path: str) -> dict[str, torch.Tensor]:
     """A state dict from a checkpoint of ours, of DeiT or of timm, or from safetensors; executes nothing in the file."""
     check_file(path)

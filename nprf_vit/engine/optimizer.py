@@ -12,13 +12,15 @@ from nprf_vit.config.schema import Config
 from nprf_vit.errors import InputError
 from nprf_vit.layers import RelPosBias
 
+FUSED_DEVICES: tuple[str, ...] = ('cuda',)  # torch has it for CPUs too, where results would change
+_WITH_FUSED = ('adam', 'adamw')
 Autocast = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     if config.lr is None:
         raise InputError('the key lr is missing: the peak learning rate is never guessed, e.g. lr: 1e-3')
-    args = {'betas': config.opt_betas, 'eps': config.opt_eps}
+    args: dict[str, Any] = {'betas': config.opt_betas, 'eps': config.opt_eps, 'fused': _fused(config, model)}
     try:
         optimizer = create_optimizer_v2(
             model,
@@ -34,6 +36,12 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     if config.rel_pos_lr_scale != 1:
         _scale_bias_lr(optimizer, model, config.rel_pos_lr_scale)
     return optimizer
+
+
+def _fused(config: Config, model: nn.Module) -> bool | None:
+    """Whether torch updates all weights in one kernel; None for optimizers that are not asked."""
+    device = next(model.parameters()).device.type
+    return True if config.opt.lower() in _WITH_FUSED and device in FUSED_DEVICES else None
 
 
 def _scale_bias_lr(optimizer: torch.optim.Optimizer, model: nn.Module, scale: float) -> None:

@@ -53,6 +53,8 @@ def train(
         if len(progress.history) == config.epochs:
             steps = f'{config.epochs} epochs, {progress.step} steps'
             loop.report.say(f'{found.path} is finished: {steps}; nothing left to do')
+        if len(progress.history) < config.epochs:
+            run.warm_up()
         if not loop.go():
             loop.report.say(f'stopped at step {progress.step}; {loop.saver.newest()}; continue with --resume auto')
             return None
@@ -72,7 +74,7 @@ def _begin(
         try:
             run = build_training(config, place, weights=content.get('state_dict'), origin=found.path)
             place.heartbeat.enter(Phase.STARTING)
-            meter = LossMeter(place)
+            meter = LossMeter()
             progress = restore(run, meter, content, found.path) if content else Progress()
             return run, meter, progress, found
         except WrongCheckpoint as error:

@@ -18,7 +18,7 @@ from .build import Training
 from .eval_loop import evaluate
 from .faults import Faults
 from .loss_meter import LossMeter, Span
-from .train_step import Clock, Outcome, Requests, train_step
+from .train_step import Clock, Outcome, PendingStep, Requests, compute_gradients, finish_step, start_update
 
 
 class Loop:
@@ -68,23 +68,36 @@ class Loop:
         self.epoch_clock, self.interval_clock, self.timed_steps = Clock(), Clock(), run.data.steps_per_epoch - first
         if not self.timed_steps:
             return True  # stopped between the epoch's last step and its evaluation
-        batches = run.data.epoch(epoch, first)
-        return all(self._step(batches, epoch) for _ in range(first, run.data.steps_per_epoch))
+        return self._train_steps(
+            run.data.epoch(epoch, first), range(self.progress.step, self.progress.step + self.timed_steps)
+        )
 
-    def _step(self, batches: Iterator[Batch], epoch: int) -> bool:
-        """One step and what follows from it; False when the run is to stop."""
-        run, step = self.run, self.progress.step
-        waited = self.epoch_clock.waited
-        lr = run.schedule.lr
-        outcome = train_step(run, batches, step, self.epoch_clock, self._requests)
-        self.interval_clock.waited += self.epoch_clock.waited - waited
+    def _train_steps(self, batches: Iterator[Batch], steps: range) -> bool:
+        """False when the run is to stop."""
+        run, pending = self.run, None
+        for step in steps:
+            waited = self.epoch_clock.waited
+            gradients = compute_gradients(run, batches, step, self.epoch_clock)
+            self.interval_clock.waited += self.epoch_clock.waited - waited
+            if pending is not None and not self._finish_step(pending):
+                return False  # without the update that these gradients are for
+            pending = start_update(run, gradients, self._requests(step + 1))
+            if not run.gates_on_device:  # the host knows already
+                if not self._finish_step(pending):
+                    return False
+                pending = None
+        return pending is None or self._finish_step(pending)
+
+    def _finish_step(self, pending: PendingStep) -> bool:
+        """What follows from a step; False when the run is to stop."""
+        run, outcome = self.run, finish_step(self.run, pending)
         self.progress.step += 1
         if outcome.non_finite is None:
             self.meter.add(outcome.loss)
         self._note(outcome)
         self.report.step_done()
         if self.progress.step % run.config.log_interval == 0:
-            self._log_interval(epoch, lr)
+            self._log_interval(outcome.lr)
         wanted = outcome.requests
         if any(wanted) and not run.data.is_stream:
             self.save(leaving=wanted.stop)
@@ -111,11 +124,11 @@ class Loop:
                 self.save()  # skipped steps have left the weights as good as they were
             raise RunError(f'{error}; {self.saver.newest()}') from None
 
-    def _log_interval(self, epoch: int, lr: float) -> None:
+    def _log_interval(self, lr: float) -> None:
         config, clock = self.run.config, self.interval_clock
         row = {
             'step': self.progress.step,
-            'epoch': epoch + 1,
+            'epoch': len(self.progress.history) + 1,
             'loss': self.meter.take(Span.INTERVAL),
             'lr': lr,
             'images_per_s': round(config.log_interval * config.global_batch / clock.elapsed, 1),

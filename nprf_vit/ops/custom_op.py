@@ -136,7 +136,7 @@ def attend_backward(
 
 
 def _is_batched(v: torch.Tensor, backend: str) -> bool:
-    """Off the CPU nothing is read on the host, unless a backend that must look at the bias is asked for by name."""
+    """Off the CPU nothing is read on the host: one dense or tiled product stands in for those that look at the bias."""
     if v.device.type == 'cpu':
         return False
     algorithm = BACKENDS[backend].run if backend != 'auto' else None

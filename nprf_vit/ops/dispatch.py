@@ -94,7 +94,9 @@ def product(backend: str, case: Case, inputs: Inputs) -> tuple[Product, torch.dt
     return (algorithm, dtype) if dtype is not None else (FALLBACK, inputs.v.dtype)
 
 
-def fitted_fft_point(grid: tuple[int, int], m: int, d: int, fft_seconds: float, direct_seconds: float) -> float:
-    """The fft.FFT_POINT with which the model has the ratio of fft to direct that was measured."""
-    costs = count(Case(grid, m, d))
-    return fft.FFT_POINT * (fft_seconds / direct_seconds) / (costs['fft'] / costs['direct'])
+def fitted_fft_point(
+    grid: tuple[int, int], m: int, d: int, fft_seconds: float, direct_seconds: float, device: str = 'cpu'
+) -> float:
+    """The FFT_POINT with which the model has the ratio of fft to direct, on CUDA to fused, that was measured."""
+    costs = count(Case(grid, m, d, device=device))
+    return fft.fft_point(device) * (fft_seconds / direct_seconds) / (costs['fft'] / costs['direct'])

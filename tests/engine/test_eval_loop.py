@@ -8,7 +8,8 @@ from torch import nn
 
 from nprf_vit.data.batch import Batch
 from nprf_vit.data.datasets.digits import Digits
-from nprf_vit.engine.build import build_evaluation
+from nprf_vit.engine import build
+from nprf_vit.engine.build import build_evaluation, build_training
 from nprf_vit.engine.eval_loop import evaluate
 from nprf_vit.engine.model import build_model
 from nprf_vit.engine.output.csv_file import read_rows
@@ -16,7 +17,7 @@ from nprf_vit.engine.tasks.classification import Classification
 from nprf_vit.engine.validate import validate
 from nprf_vit.errors import InputError
 
-from .running import ONE, config_file, launch, run_here, small_config
+from .running import ONE, assert_same_end, config_file, launch, run_here, small_config
 
 METRICS = ('top1', 'top5', 'loss', 'ema_top1', 'ema_top5', 'ema_loss', 'images')
 
@@ -150,3 +151,12 @@ def test_part_of_the_images_evenly_spread(tmp_path):
     assert build_evaluation(more, ONE, build_model(more)).num_images == 360  # all there are
     with pytest.raises(InputError, match='val_limit needs images by index and no real_labels'):
         build_evaluation(small_config(val_limit=90, real_labels='bundled'), ONE, build_model(config))
+
+
+def test_images_as_bytes_up_to_the_device_change_nothing(scans, tmp_path, monkeypatch):
+    """On CUDA the workers send bytes and the device normalizes; here the CPU is told to do the same."""
+    run_here(tmp_path / 'floats', **scans)
+    monkeypatch.setattr(build, 'NORMALIZING_DEVICES', ('cpu',))
+    run_here(tmp_path / 'bytes', workers=1, **scans)
+    assert_same_end(tmp_path / 'floats', tmp_path / 'bytes')
+    assert build_training(small_config(**scans), ONE).task.normalize is not None

@@ -2,11 +2,13 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from nprf_vit.data.sample_order import SampleOrder
+from nprf_vit.engine import build
 from nprf_vit.engine.checkpoint.file import read_checkpoint
 from nprf_vit.engine.output.csv_file import read_rows
 from nprf_vit.engine.tasks.classification import Classification
@@ -102,7 +104,8 @@ def test_overflow_of_the_scaler_is_not_counted(scans, tmp_path, monkeypatch):
 
 def test_overflow_that_no_scale_explains_is_counted(scans, tmp_path, monkeypatch):
     poison(monkeypatch, set(range(1, 11)), 'gradient')
-    monkeypatch.setattr(torch.amp.GradScaler, 'get_scale', lambda self: 0.5)
+    small = partial(torch.amp.GradScaler, init_scale=0.5)
+    monkeypatch.setattr(build, 'build_scaler', lambda config, device: small(device.type))
     with pytest.raises(RunError, match='4 steps in a row up to step 4'):
         run_here(tmp_path, amp=True, amp_dtype='float16', max_skipped_steps=4, **scans)
 

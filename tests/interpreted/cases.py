@@ -46,16 +46,24 @@ def oracle(tensors, **options):
     return z.detach(), dict(zip(leaves, grads)), (weights @ leaves['v'].abs()).detach()
 
 
-def assert_right(tensors, output=OUTPUT, gradient=GRADIENT, result=None, **options):
-    """Every output within `output` of Σ_j a_ij|v_j|, every gradient within `gradient` of its norm."""
-    z, grads = result or run(tensors, **options)
+def errors(tensors, result, **options):
+    """The largest error of an output, of Σ_j a_ij|v_j|, and that of each gradient, of its norm."""
+    z, grads = result
     expected, exact, scale = oracle(tensors, **options)
-    error = ((z.double() - expected).abs() / scale).max().item()
-    assert error <= output, f'output is off by {error:.2g}'
+    output = ((z.double() - expected).abs() / scale).max().item()
     largest = max(g.norm() for g in exact.values())
+    found = {}
     for name, g in grads.items():
         assert g.dtype == tensors[name].dtype and g.shape == tensors[name].shape
         # a gradient that is zero in truth, such as that of a one-entry bias, is held against the others
         norm = exact[name].norm() if exact[name].norm() > 1e-6 * largest else largest
-        error = ((g.double() - exact[name]).norm() / norm.clamp(min=1e-30)).item()
-        assert error <= gradient, f'gradient of {name} is off by {error:.2g}'
+        found[name] = ((g.double() - exact[name]).norm() / norm.clamp(min=1e-30)).item()
+    return output, found
+
+
+def assert_right(tensors, output=OUTPUT, gradient=GRADIENT, result=None, **options):
+    """Every output within `output` of Σ_j a_ij|v_j|, every gradient within `gradient` of its norm."""
+    error, found = errors(tensors, result or run(tensors, **options), **options)
+    assert error <= output, f'output is off by {error:.2g}'
+    for name, g in found.items():
+        assert g <= gradient, f'gradient of {name} is off by {g:.2g}'

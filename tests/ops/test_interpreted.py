@@ -11,8 +11,9 @@ pytest.importorskip('triton')
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_kernels_in_the_interpreter():
-    command = [sys.executable, '-m', 'pytest', 'tests/interpreted', '-x', '-p', 'no:cacheprovider']
+@pytest.mark.parametrize('which', ['not slow', pytest.param('slow', marks=pytest.mark.slow)])
+def test_kernels_in_the_interpreter(which):
+    command = [sys.executable, '-m', 'pytest', 'tests/interpreted', '-x', '-p', 'no:cacheprovider', '-m', which]
     environment = os.environ | {'TRITON_INTERPRET': '1', 'OMP_NUM_THREADS': '1'}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]

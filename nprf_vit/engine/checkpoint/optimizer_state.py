@@ -11,6 +11,15 @@ from .file import DAMAGE
 State = dict[str, Any]
 
 
+def for_this_device(state: State, optimizer: torch.optim.Optimizer) -> State:
+    """A stored state with the optimizer's own choice of implementation: `fused` follows the device, not the file."""
+    groups, own = state['param_groups'], optimizer.param_groups
+    if len(groups) != len(own):
+        return state  # which the optimizer refuses
+    changed = [{**group, 'fused': mine['fused']} if 'fused' in mine else group for group, mine in zip(groups, own)]
+    return {**state, 'param_groups': changed}
+
+
 def expected_state(optimizer: torch.optim.Optimizer) -> tuple[list[State], list[list[State] | None]]:
     """Groups, and by group the state of each parameter after a step: as a copy of the optimizer on no memory has it.
 
@@ -21,6 +30,8 @@ def expected_state(optimizer: torch.optim.Optimizer) -> tuple[list[State], list[
     stand_ins = {id(p): nn.Parameter(torch.empty_like(p, device='meta')) for p in real}
     try:
         twin = copy.deepcopy(optimizer, dict(stand_ins))  # which takes the stand-ins for copies of the parameters
+        for group in twin.param_groups:
+            group |= {'fused': None} if 'fused' in group else {}  # needs memory
         for p in stand_ins.values():
             p.grad = torch.empty_like(p)
         twin.step()

@@ -11,7 +11,7 @@ from nprf_vit.engine.model import load_exact
 from nprf_vit.errors import InputError, first_line
 
 from .file import DAMAGE, FORMAT, WrongCheckpoint
-from .optimizer_state import expected_state, find_misfit
+from .optimizer_state import expected_state, find_misfit, for_this_device
 from .schema import RUN, find_missing
 
 
@@ -41,7 +41,7 @@ class Progress:
 
 
 def run_state(run: Training, progress: Progress, meter: LossMeter) -> dict[str, Any]:
-    """All that a continuation needs. Collective: the meter averages over ranks."""
+    """All that a continuation needs."""
     return {
         'format': FORMAT,
         'config': run.config.to_dict(),
@@ -110,7 +110,7 @@ def restore(run: Training, meter: LossMeter, content: dict[str, Any], origin: st
         load_exact(run.ema.module, content['state_dict_ema'], origin)
     expected = expected_state(run.optimizer)
     try:
-        run.optimizer.load_state_dict(content['optimizer'])
+        run.optimizer.load_state_dict(for_this_device(content['optimizer'], run.optimizer))
         run.scaler.load_state_dict(content['scaler'])
     except DAMAGE as error:
         raise WrongCheckpoint(f'cannot continue from {origin}: {first_line(error)[:200]}') from error

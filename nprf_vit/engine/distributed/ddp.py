@@ -10,15 +10,16 @@ from nprf_vit.errors import InputError
 from .process_group import Place
 
 
-def wrap_model(config: Config, model: nn.Module, place: Place) -> nn.Module:
-    """Evaluation keeps to the bare model, so that compiled and plain runs are measured by the same arithmetic."""
+def wrap_model(config: Config, model: nn.Module, place: Place, has_unused: bool = False) -> nn.Module:
+    """Evaluation keeps to the bare model, so that compiled and plain runs are measured by the same arithmetic.
+
+    Args:
+        has_unused: Some parameters get no gradient; DDP then looks for them in every step, which takes its time.
+    """
     wrapped = model
     if place.world > 1:
-        ids = [place.device.index] if place.device.type == 'cuda' else None
-        # Beyond two ranks the rounding of a sum depends on where in its bucket a gradient lies, and DDP rearranges its
-        # buckets after the first step of each process, unless it looks for unused parameters: a continuation would
-        # differ in the last bits.
-        wrapped = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=place.world > 2)
+        ids = None if place.device.index is None else [place.device.index]
+        wrapped = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=has_unused)
     if config.torchcompile:
         known = torch.compiler.list_backends(exclude_tags=())
         if config.torchcompile not in known:

@@ -17,6 +17,7 @@ from .rendezvous import rendezvous
 from .watchdog import Heartbeat, Phase, Watchdog
 
 T = TypeVar('T')
+_BACKENDS = {'cpu': 'gloo', 'cuda': 'nccl', 'xpu': 'xccl'}  # by which ranks exchange tensors
 
 
 @dataclass(frozen=True)
@@ -82,23 +83,27 @@ class Place:
 
 
 def choose_device(wanted: str, local_rank: int = 0) -> torch.device:
-    """The device of this process: 'cpu', 'cuda', or 'auto' for the better of those that are there."""
-    if wanted == 'cpu' or (wanted == 'auto' and not torch.cuda.is_available()):
+    """The device of this process: 'cpu', a kind of accelerator, or 'auto' for the one that torch offers, if any."""
+    offered = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if wanted == 'cpu' or (wanted == 'auto' and offered is None):
         return torch.device('cpu')
-    if not torch.cuda.is_available():
-        raise InputError('device cuda was asked for, but torch sees no CUDA device')
-    if local_rank >= torch.cuda.device_count():
+    if offered is None or wanted not in ('auto', offered.type):
+        seen = f'no {wanted.upper()} device' + (f', only {offered.type}' if offered else '')
+        raise InputError(f'device {wanted} was asked for, but torch sees {seen}')
+    if local_rank >= torch.accelerator.device_count():
         raise InputError(
-            f'local rank {local_rank} has no GPU: this node has {torch.cuda.device_count()}; '
+            f'local rank {local_rank} has no GPU: this node has {torch.accelerator.device_count()}; '
             'lower --nproc-per-node to that number'
         )
-    torch.cuda.set_device(local_rank)
-    return torch.device('cuda', local_rank)
+    if offered.type == 'mps':
+        return torch.device('mps')  # there is one, without a number
+    torch.get_device_module(offered).set_device(local_rank)
+    return torch.device(offered.type, local_rank)
 
 
 @contextlib.contextmanager
 def process_group(device: str = 'auto', threads: int | None = None, stall_timeout: float = 1800) -> Iterator[Place]:
-    """Join the group that torchrun's environment describes (NCCL on GPUs, gloo on CPUs), and leave it at the end.
+    """Join the group that torchrun's environment describes (NCCL on CUDA, gloo on CPUs), and leave it at the end.
 
     Args:
         stall_timeout: Seconds after which a rank that stays in one phase is reported and the process ends.
@@ -109,6 +114,8 @@ def process_group(device: str = 'auto', threads: int | None = None, stall_timeou
         die_with_parent()  # or workers of a killed agent would go on writing beside the group that replaces them
     rank, world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
     chosen = choose_device(device, int(os.environ.get('LOCAL_RANK', 0)))
+    if world > 1 and chosen.type not in _BACKENDS:
+        raise InputError(f'{world} processes cannot be joined on {chosen.type}: start one, or --set device=cpu')
     heartbeat = Heartbeat()
     with Watchdog(heartbeat, rank, world, stall_timeout) as watchdog:
         if world == 1:
@@ -119,14 +126,13 @@ def process_group(device: str = 'auto', threads: int | None = None, stall_timeou
         store = _own_store(rank, world, patience, heartbeat)
         address = f'{os.environ.get("MASTER_ADDR")}:{os.environ.get("MASTER_PORT")}'
         watchdog.follow(dist.PrefixStore('heartbeats', store.clone()), address)
-        on_gpu = chosen.type == 'cuda'
         dist.init_process_group(
-            'nccl' if on_gpu else 'gloo',
+            _BACKENDS[chosen.type],
             store=dist.PrefixStore('group', store),
             rank=rank,
             world_size=world,
             timeout=patience,
-            device_id=chosen if on_gpu else None,
+            device_id=None if chosen.index is None else chosen,
         )
         try:
             yield Place(rank, world, chosen, dist.PrefixStore('flags', store), heartbeat)

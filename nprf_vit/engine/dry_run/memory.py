@@ -27,25 +27,30 @@ def ran_out(error: BaseException | None) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or bool(told) or ran_out(error.__cause__)
 
 
+def is_separate(device: torch.device) -> bool:
+    """Whether the device has memory of its own and counts it, as CUDA and XPU do; else that of the process counts."""
+    return device.type != 'cpu' and hasattr(torch.get_device_module(device), 'max_memory_allocated')
+
+
 def release(device: torch.device) -> None:
     """Give back what is no longer referred to, so that the next peak is that of the next work."""
     gc.collect()
-    if device.type == 'cuda':
-        torch.cuda.empty_cache()
+    if is_separate(device):
+        torch.get_device_module(device).empty_cache()
     else:
         with contextlib.suppress(OSError, AttributeError):  # glibc's
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def in_use(device: torch.device) -> int:
-    if device.type == 'cuda':
-        return torch.cuda.memory_allocated(device)
+    if is_separate(device):
+        return torch.get_device_module(device).memory_allocated(device)
     return _status('VmRSS') or _highest()
 
 
 def reset_peak(device: torch.device) -> None:
-    if device.type == 'cuda':
-        torch.cuda.reset_peak_memory_stats(device)
+    if is_separate(device):
+        torch.get_device_module(device).reset_peak_memory_stats(device)
     else:
         with contextlib.suppress(OSError):  # Linux only: elsewhere the peak is that of the process so far
             Path('/proc/self/clear_refs').write_text('5')
@@ -53,15 +58,15 @@ def reset_peak(device: torch.device) -> None:
 
 def peak(device: torch.device) -> int:
     """The most since `reset_peak`."""
-    if device.type == 'cuda':
-        return torch.cuda.max_memory_allocated(device)
+    if is_separate(device):
+        return torch.get_device_module(device).max_memory_allocated(device)
     return _status('VmHWM') or _highest()
 
 
 def available(device: torch.device) -> int | None:
     """What the device, the container and the process's own limit leave; None where there is no limit."""
-    if device.type == 'cuda':
-        return torch.cuda.mem_get_info(device)[0]
+    if is_separate(device):
+        return torch.get_device_module(device).mem_get_info(device)[0]
     found = [_field('/proc/meminfo', 'MemAvailable')]
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:

@@ -61,15 +61,16 @@ def dry_run(config: Config, place: Place) -> dict[str, Any]:
     say(f'{run.parameters / 1e6:.2f} M parameters; {gib(memory.in_use(device))} in use')
     say(str(run.plan))
     bench = Bench(config, place, say, run.depth, run.images)
-    trials = (_on_gpu if device.type == 'cuda' else _on_cpu)(bench, run, say)
-    batch = trials[-1].batch if device.type == 'cuda' else run.plan.micro
+    on_gpu = device.type != 'cpu'
+    trials = (_on_gpu if on_gpu else _on_cpu)(bench, run, say)
+    batch = trials[-1].batch if on_gpu else run.plan.micro
     images_per_s = batch * place.world / at(trials, batch, run.depth, 'seconds')
     extrapolated = (batch, run.depth) not in {(trial.batch, trial.depth) for trial in trials}
     counted = _count(config, place, say) if extrapolated else None
     growth = at(trials, batch, run.depth, 'memory') if counted is None else counted.total
     result = {
         'parameters': run.parameters,
-        'memory_bytes': (0 if device.type == 'cuda' else begin) + int(growth),
+        'memory_bytes': (0 if memory.is_separate(device) else begin) + int(growth),
         'images_per_s': images_per_s,
         'days': run.steps_per_epoch * config.epochs * config.global_batch / images_per_s / 86400,
         'extrapolated': extrapolated,

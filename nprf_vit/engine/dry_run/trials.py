@@ -60,7 +60,7 @@ class Bench:
         if self.place.any(seconds is None):
             self.say('  memory ran out')
             return None
-        used = memory.peak(self.place.device) - (0 if self.place.device.type == 'cuda' else before)
+        used = memory.peak(self.place.device) - (0 if memory.is_separate(self.place.device) else before)
         seconds, used = (max(values) for values in zip(*self.place.gather((seconds, used))))
         self.say(f'  {seconds:.3g} s per update, {used / 2**30:.2f} GiB')
         return Trial(batch, depth, seconds, used)
@@ -121,8 +121,8 @@ class Bench:
             raise MemoryError(failed or 'on another rank')
 
     def _wait(self) -> None:
-        if self.place.device.type == 'cuda':
-            torch.cuda.synchronize(self.place.device)
+        if self.place.device.type != 'cpu':
+            torch.accelerator.synchronize(self.place.device)
 
 
 def at(trials: list[Trial], batch: int, depth: int, cost: str) -> float:

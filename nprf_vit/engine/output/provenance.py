@@ -31,6 +31,13 @@ def _git(folder: Path, *args: str) -> str:
     return done.stdout.strip()
 
 
+def _device_name() -> str:
+    if not torch.accelerator.is_available():
+        return platform.machine()
+    name = getattr(torch.get_device_module(), 'get_device_name', None)
+    return str(torch.accelerator.current_accelerator()) if name is None else name()
+
+
 def provenance(world: int) -> dict[str, Any]:
     return {
         'command': sys.argv,
@@ -41,6 +48,6 @@ def provenance(world: int) -> dict[str, Any]:
         'torchvision': torchvision.__version__,
         'python': platform.python_version(),
         'cuda': torch.version.cuda,
-        'device': torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        'device': _device_name(),
         'world_size': world,
     }

@@ -70,6 +70,14 @@ class Task(ABC):
     def results_table(config: Config, metrics: dict[str, Any]) -> str:
         """One table: the model, its moving average, and the paper's number."""
 
+    def defer_to_device(self, transform: Transform) -> Transform:
+        """The part of a transform for the loader's workers, where `prepare` can do the rest on the device."""
+        return transform
+
+    def prepare(self, images: torch.Tensor) -> torch.Tensor:
+        """On the device, what `defer_to_device` left out."""
+        return images
+
     def mix(
         self, images: torch.Tensor, targets: torch.Tensor, step: int, epoch: int, first_slot: int
     ) -> tuple[torch.Tensor, torch.Tensor]:

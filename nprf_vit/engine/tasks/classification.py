@@ -9,14 +9,14 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from nprf_vit.config.schema import Config
+from nprf_vit.data.byte_images import Normalization, split_transform
 from nprf_vit.data.datasets.images import open_source
 from nprf_vit.data.datasets.real_labels import RealLabels
 from nprf_vit.data.mixup import BlockMixup
 from nprf_vit.data.resizing import BoundedTransform
 from nprf_vit.data.samples import SyntheticSamples, Transform
 from nprf_vit.data.split import Split
-from nprf_vit.data.transforms import eval_transform, train_transform
-from nprf_vit.engine.model import input_size, normalization
+from nprf_vit.data.transforms import eval_transform, mean_and_std, model_input_size, train_transform
 from nprf_vit.engine.output.numbers import decimals
 from nprf_vit.engine.output.paper_results import paper_row
 
@@ -32,6 +32,7 @@ class Classification(Task):
 
     def __init__(self, config: Config, num_classes: int, real_labels: RealLabels | None = None) -> None:
         self.config, self.num_classes, self.real_labels = config, num_classes, real_labels
+        self.normalize: Normalization | None = None  # where the workers leave it to the device
         self.mixup = None
         if config.mixes:
             self.mixup = BlockMixup(
@@ -66,12 +67,23 @@ class Classification(Task):
     @staticmethod
     def build_transform(config: Config, model: nn.Module, source: Any, training: bool) -> Transform:
         build = train_transform if training else eval_transform
-        transform = build(config, input_size(config, model), *normalization(config, model))
+        transform = build(config, model_input_size(config, model), *mean_and_std(config, model))
         return BoundedTransform(transform, config.max_pixels)
+
+    def defer_to_device(self, transform: Transform) -> Transform:
+        assert isinstance(transform, BoundedTransform)
+        parts = split_transform(transform.transform)
+        if parts is None:
+            return transform
+        on_host, self.normalize = parts
+        return BoundedTransform(on_host, transform.max_pixels)
+
+    def prepare(self, images: torch.Tensor) -> torch.Tensor:
+        return images if self.normalize is None or images.dtype != torch.uint8 else self.normalize(images)
 
     @staticmethod
     def synthetic_samples(config: Config, model: nn.Module) -> Dataset:
-        return SyntheticSamples(input_size(config, model), config.num_classes or model.num_classes, config.seed)
+        return SyntheticSamples(model_input_size(config, model), config.num_classes or model.num_classes, config.seed)
 
     def mix(
         self, images: torch.Tensor, targets: torch.Tensor, step: int, epoch: int, first_slot: int

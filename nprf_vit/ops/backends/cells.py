@@ -122,7 +122,7 @@ def _numerators(sums: torch.Tensor, m: int, d: int) -> torch.Tensor:
 def _spectral_cost(cells: Grid) -> float:
     """Of the product between cells by FFT, per channel, in multiply-adds of the dense one."""
     points = math.prod(toeplitz.padded_size(*(cells if cells[1] > 1 else cells[::-1])))
-    return fft.FFT_POINT * points * math.log2(max(2, points))
+    return fft.fft_point('cpu') * points * math.log2(max(2, points))
 
 
 def _why_not(case: Case) -> str | None:

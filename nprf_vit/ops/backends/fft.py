@@ -20,8 +20,9 @@ from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums, no
 # Cost of one point of one channel of an FFT, per log2 of its size, in multiply-adds of `direct`, on two CPU cores:
 # 8 to 9.7 for sizes that are powers of two, but for a factor 3 (`python -m benchmarks.attention --constants`), 12 to 13
 # for others and for sequences (`nprf_vit.doctor`, benchmarks.length). The geometric mean of 8.5 and 13, so that either
-# is at most 1.25 times off. Other devices use the same constant until measured there.
-FFT_POINT = 10.5
+# is at most 1.25 times off. On CUDA from the roofline of an A100, not measured: 48 bytes per point at 2 TB/s beside the
+# kernels of `fused` on tensor cores (docs/backends.md).
+FFT_POINTS = {'cpu': 10.5, 'cuda': 180.0}
 # Rounding of one product, per log2 of its length, in units in the last place of ‖c‖₂·‖u‖₂. Searched for the worst:
 # 0.47 from 64 tokens up, 0.87 below (tests/ops/test_fft_range.py holds it).
 _ROUNDING = 1.0
@@ -230,16 +231,21 @@ def _why_not(case: Case) -> str | None:
     return not_between_cells(case) if case.has_bias else 'there is no bias'
 
 
+def fft_point(device: str) -> float:
+    """Cost of a point on a type of device; all accelerators are taken for CUDA's."""
+    return FFT_POINTS.get(device, FFT_POINTS['cuda'])
+
+
 def _cost(case: Case) -> float | None:
     """M(D+1) channels of a P×Q transform pair; causal, one of half the length per level plus the dense blocks."""
-    channels, n = case.m * (case.d + 1), case.n
+    channels, n, point = case.m * (case.d + 1), case.n, fft_point(case.device)
     if case.causal:
         levels = max(0, math.ceil(math.log2(max(1, n / CAUSAL_BLOCK))))
         points = sum(n * math.log2(2 * CAUSAL_BLOCK << i) for i in range(levels))
-        return FFT_POINT * channels * points + n * CAUSAL_BLOCK * (case.m + case.d + 1) * 0.5
+        return point * channels * points + n * CAUSAL_BLOCK * (case.m + case.d + 1) * 0.5
     padded = toeplitz.padded_size(*case.grid)
     points = padded[0] * padded[1]
-    return FFT_POINT * channels * points * math.log2(max(2, points))
+    return point * channels * points * math.log2(max(2, points))
 
 
-BACKEND = Backend('fft', _why_not, _cost, Product(forward, backward, _working_dtype, batched=False))
+BACKEND = Backend('fft', _why_not, _cost, Product(forward, backward, _working_dtype))

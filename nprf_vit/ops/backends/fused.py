@@ -57,9 +57,9 @@ def _parts(n, kind, causal) -> int:
 def statistics(phi_q, v, bias, far, height, width, causal):
     """Memory of den, shift, log_c, heads and state, unwritten: phi_q (B, K, N, M), v (B, K, N, D)."""
     (b, k, n, m), d = phi_q.shape, v.shape[-1]
-    entries = 1 if bias is None else bias.shape[1] * bias.shape[2]
+    entries, tables = (0, 0) if bias is None else (bias.shape[1] * bias.shape[2], k)
     parts = _parts(n, _kind(bias, far, height, width), causal)
-    shapes = (b, k, n), (b, k, n), (k, entries), (k, 4), (b * k, parts, m, d + 1)
+    shapes = (b, k, n), (b, k, n), (k, entries), (tables, 4), (b * k, parts, m, d + 1)
     return tuple(v.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 

@@ -101,7 +101,8 @@ class Product:
     forward: Forward
     backward: Backward
     working_dtype: WorkingDtype
-    # Off the CPU backends/batched.py stands in for it: few launches, and nothing read on the host.
+    # Off the CPU backends/batched.py stands in for it: few launches, and nothing read on the host. False for one that
+    # has both itself.
     batched: bool = True
 
 

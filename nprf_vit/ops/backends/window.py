@@ -183,4 +183,4 @@ def _cost(case: Case) -> float | None:
     return case.n * (keys * (case.m + case.d + 1) + 2 * case.m * (case.d + 1))
 
 
-BACKEND = Backend('window', _why_not, _cost, Product(forward, backward, _working_dtype, batched=False))
+BACKEND = Backend('window', _why_not, _cost, Product(forward, backward, _working_dtype))

@@ -7,18 +7,23 @@
 Plain PyTorch: s = phi_q @ phi_k.transpose(-1, -2) * C; z = s @ v / s.sum(-1).
 
 Two ways, chosen on the device. Narrow: one scale per head, c read from its table, no exponential and no maximum. Wide:
-each row is scaled by its own largest log2(s) + log2(c), as in FlashAttention; for biases that span more than e^20, and
-for tiles in which a denominator comes out below 1e-30.
+each row is scaled by its own largest log2(s) + log2(c), as in FlashAttention; for biases that span more than e^20, for
+tiles in which a denominator comes out below 1e-30, and for tiles of a window in which most of c_far Σ_j s_ij was taken
+away again: what is left has the rounding of the whole.
 """
 
 import triton
 import triton.language as tl
 
-from .prepare import C_FAR, FAR, HEAD_ROW, WIDE
+from .prepare import C_FAR, FAR, HEAD_ROW, LOST, WIDE
 from .tiles import flat_tile, grid_tile, half_dot, load_rows, lookup, store_rows, visible
 
 _SMALL: tl.constexpr = tl.constexpr(1e-30)
 _TINY: tl.constexpr = tl.constexpr(1.1754943508222875e-38)
+# How many times its denominator a row's c_far Σ_j s_ij may be: roundings to 2^-11 or 2^-8 then grow to four times, and
+# float32's own, which three TF32 products keep, to 2^10 times what they are.
+_COARSE: tl.constexpr = tl.constexpr(4.0)
+_FINE: tl.constexpr = tl.constexpr(1024.0)
 
 
 @triton.jit
@@ -170,6 +175,7 @@ def attention_forward(
                     acc = tl.dot(queries, sums, acc, input_precision=PRECISION)
                     total += tl.sum(queries * counts[None, :], 1)
             acc, total = acc * c_far, total * c_far
+        everything = total
         if LOCAL:
             first_y, first_x = tl.maximum(top - radius_y, 0), tl.maximum(left - radius_x, 0)
             end_y = tl.minimum(top + Q_ROWS + radius_y, height)
@@ -200,6 +206,13 @@ def attention_forward(
             acc = _times_values(s, acc, v_base, k_tokens, k_exists, v_stride_n, d, BLOCK_D, PRECISION, LONG)
         if POSITIVE:
             redo = tl.min(tl.where(q_exists, total, 1.0), 0) < _SMALL
+            if LOCAL:
+                COARSE: tl.constexpr = PRECISION == 'tf32' or v.dtype.element_ty != tl.float32
+                LIMIT: tl.constexpr = _COARSE if COARSE else _FINE
+                lost = tl.max(tl.where(q_exists, everything - LIMIT * total, 0.0), 0) > 0
+                if lost:  # every program writes the same
+                    tl.store(heads + h * HEAD_ROW + LOST, 1.0)
+                redo = redo | lost
     if redo:
         acc = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
         total = tl.zeros([BLOCK_Q], tl.float32)

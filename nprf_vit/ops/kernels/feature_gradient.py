@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from .gradient_pairs import LARGEST, load_state, other_tiles, other_tokens, pair_weights, value_dot
-from .prepare import C_FAR, FAR, HEAD_ROW, WIDE
+from .prepare import C_FAR, FAR, HEAD_ROW, LOST, WIDE
 from .tiles import flat_tile, grid_tile, load_rows, store_rows
 
 
@@ -86,7 +86,7 @@ def feature_gradient(
     if BIAS == 'window':
         log_far = tl.load(heads + h * HEAD_ROW + FAR)
         c_far = tl.load(heads + h * HEAD_ROW + C_FAR)
-        local = tl.load(heads + h * HEAD_ROW + WIDE) == 0
+        local = tl.load(heads + h * HEAD_ROW + WIDE) + tl.load(heads + h * HEAD_ROW + LOST) == 0
     rows = load_rows(a_base, tokens, exists, a_stride_n, 0, d, BLOCK_D, LONG)
     if OF_QUERIES:
         own_delta = tl.load(delta + stats + tokens, mask=exists, other=0.0)

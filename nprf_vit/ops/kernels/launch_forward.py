@@ -36,9 +36,9 @@ class Forward(NamedTuple):
 def run_prepare(phi_k, v, bias, far, p: Problem) -> Tables:
     (b, k, n, m), d = phi_k.shape, v.shape[-1]
     tables = 0 if bias is None else k
-    entries = 1 if bias is None else bias[0].numel()
+    entries = 0 if bias is None else bias[0].numel()
     c, log_c = (v.new_empty(k, entries, dtype=torch.float32) for _ in range(2))
-    heads = v.new_empty(k, 4, dtype=torch.float32)
+    heads = v.new_empty(tables, 4, dtype=torch.float32)
     parts = p.parts if has_linear_term(p) else 0
     tile = tile_for('prepare', v)
     block_m = min(block(m), tile.features)

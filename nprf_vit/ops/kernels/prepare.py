@@ -12,7 +12,7 @@ import triton.language as tl
 from .tiles import load_rows
 
 # What a head's row of `heads` holds.
-TOP: tl.constexpr = tl.constexpr(0)  # largest visible bias
+LOST: tl.constexpr = tl.constexpr(0)  # 1 where the forward lost digits to c_far; written there, read by the backward
 FAR: tl.constexpr = tl.constexpr(1)  # log2 of c beyond the window
 C_FAR: tl.constexpr = tl.constexpr(2)  # c beyond the window
 WIDE: tl.constexpr = tl.constexpr(3)  # 1 where c spans too much for one scale per head
@@ -37,15 +37,16 @@ def _weigh_table(bias, far, c, log_c, heads, head, entries, visible_entries, WIN
         high = tl.where(i < visible_entries, tl.maximum(high, b), high)
         low = tl.where(i < visible_entries, tl.minimum(low, b), low)
     top, bottom = tl.max(high, 0), tl.min(low, 0)
-    wide = 0.0
+    wide, log_far, c_far = 0.0, 0.0, 1.0
     if WINDOW:
         beyond = tl.load(far + head)
         wide = tl.where(beyond - bottom > _FAR_RANGE, 1.0, 0.0)
         top = tl.maximum(top, beyond)
         log_far = (beyond - top) * _LOG2_E
-        tl.store(heads + head * HEAD_ROW + FAR, log_far)
-        tl.store(heads + head * HEAD_ROW + C_FAR, tl.exp2(log_far))
-    tl.store(heads + head * HEAD_ROW + TOP, top)
+        c_far = tl.exp2(log_far)
+    tl.store(heads + head * HEAD_ROW + FAR, log_far)
+    tl.store(heads + head * HEAD_ROW + C_FAR, c_far)
+    tl.store(heads + head * HEAD_ROW + LOST, 0.0)
     tl.store(heads + head * HEAD_ROW + WIDE, tl.where(top - bottom > _RANGE, 1.0, wide))
     for start in range(0, entries, BLOCK):
         i = start + tl.arange(0, BLOCK)

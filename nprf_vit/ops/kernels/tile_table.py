@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from .launch import Problem
+from .launch import Problem, has_linear_term
 
 
 class Tile(NamedTuple):
@@ -17,8 +17,9 @@ class Tile(NamedTuple):
 
 
 # kernel: half-precision values, D ≤ 64 and D ≤ 128; float32 values, D ≤ 64 and D ≤ 128. The largest tile of those tried
-# that spills nothing on sm_80 and sm_90 for 32, 64 and 256 features. Above each row the registers
-# per thread on sm_80 with 32 features, of 255 that there are (`python -m nprf_vit.doctor --targets sm_80` has all).
+# that spills nothing on sm_80 and sm_90 for 32, 64 and 256 features. Above each row the registers per thread on sm_80
+# with 32 features, of 255 that there are (`python -m nprf_vit.doctor --targets sm_80` has all). What has a linear term,
+# a window or no bias at all, has rows of its own.
 TABLE: dict[str, tuple[Tile, Tile, Tile, Tile]] = {
     # 64, 112, 149, 200; 64 features at a time spill 8 bytes at D = 128, 104 in float32
     'prepare': (Tile(32, 0, 64, 4), Tile(32, 0, 32, 4), Tile(32, 0, 64, 4), Tile(32, 0, 32, 4)),
@@ -27,7 +28,7 @@ TABLE: dict[str, tuple[Tile, Tile, Tile, Tile]] = {
     # 166, 167, 168, 166; 64 tokens spill 8 bytes, 32 tokens 8 at D = 128
     'feature_map_gradient': (Tile(32, 0, 64, 4), Tile(16, 0, 32, 4), Tile(32, 0, 32, 4), Tile(16, 0, 32, 4)),
     # 190, 228, 255, 244; 4 warps instead of 8 spill 8 bytes
-    'attention_forward': (Tile(64, 32, 64, 8), Tile(64, 32, 64, 8), Tile(64, 32, 32, 8), Tile(64, 16, 32, 8)),
+    'attention_forward': (Tile(64, 32, 64, 8), Tile(64, 32, 32, 8), Tile(64, 32, 32, 8), Tile(64, 16, 32, 8)),
     # 184, 247, 251, 212; 32 keys instead of 16 spill 16 bytes, 56 in float32
     'attention_forward, window': (Tile(64, 16, 32, 8), Tile(64, 32, 32, 8), Tile(64, 16, 32, 8), Tile(16, 16, 32, 4)),
     # 128, 166, 167, 236
@@ -37,7 +38,7 @@ TABLE: dict[str, tuple[Tile, Tile, Tile, Tile]] = {
     # 195, 225, 255, 190; float32 and D = 128 with 32 rows spill 648 bytes
     'feature_gradient, window': (Tile(64, 32, 64, 4), Tile(64, 32, 32, 4), Tile(64, 32, 32, 4), Tile(16, 16, 32, 4)),
     # 148, 128, 168, 228; 64 features at a time spill 40 bytes with 256
-    'value_gradient': (Tile(64, 32, 32, 4), Tile(64, 32, 64, 8), Tile(64, 32, 32, 4), Tile(64, 32, 32, 8)),
+    'value_gradient': (Tile(64, 32, 32, 8), Tile(64, 32, 64, 8), Tile(64, 32, 32, 4), Tile(64, 16, 32, 8)),
     # 235, 214, 255, 212
     'value_gradient, window': (Tile(64, 32, 32, 4), Tile(64, 32, 64, 8), Tile(64, 32, 32, 4), Tile(64, 16, 32, 8)),
     # 168, 140, 252, 192; float32 with 32 columns spills 168 bytes on sm_90
@@ -51,7 +52,7 @@ _OTHER = {16: (1, 16), 32: (2, 16), 64: (4, 16)}
 
 def tile_for(kernel: str, v: torch.Tensor, p: Problem | None = None) -> Tile:
     """The tile for values (or queries) of this dtype and head dim."""
-    if p is not None and is_local(p) and f'{kernel}, window' in TABLE:
+    if p is not None and has_linear_term(p) and f'{kernel}, window' in TABLE:
         kernel = f'{kernel}, window'
     return TABLE[kernel][2 * (v.dtype == torch.float32) + (v.shape[-1] > 64)]
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from .gradient_pairs import load_state, other_tiles, other_tokens, pair_weights
-from .prepare import FAR, HEAD_ROW, WIDE
+from .prepare import FAR, HEAD_ROW, LOST, WIDE
 from .tiles import flat_tile, grid_tile, half_dot, load_rows, store_rows
 
 
@@ -80,7 +80,7 @@ def value_gradient(
     log_far, local = 0.0, True
     if BIAS == 'window':
         log_far = tl.load(heads + h * HEAD_ROW + FAR)
-        local = tl.load(heads + h * HEAD_ROW + WIDE) == 0
+        local = tl.load(heads + h * HEAD_ROW + WIDE) + tl.load(heads + h * HEAD_ROW + LOST) == 0
     keys = load_rows(k_base, tokens, exists, k_stride_n, 0, m, BLOCK_M, LONG)
     acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
     if LINEAR:

@@ -19,7 +19,7 @@ from .launch_forward import run_forward
 class Variant(NamedTuple):
     """A layer: the values' dtype, features, head dim, and its bias."""
 
-    bias: str  # 'full', 'window', 'causal' or 'none'
+    bias: str  # 'full', 'window', 'causal', 'causal window' or 'none'
     dtype: torch.dtype
     m: int
     d: int
@@ -28,8 +28,8 @@ class Variant(NamedTuple):
         return f'{self.bias}, {str(self.dtype)[6:]}, {self.m} features, head dim {self.d}'
 
 
-_SHAPES = {'full': (14, 14), 'window': (64, 64), 'causal': (1, 3072), 'none': (14, 14)}
-_RADIUS = 13  # of the window
+_SHAPES = {'full': (14, 14), 'window': (64, 64), 'causal': (1, 3072), 'causal window': (1, 3072), 'none': (14, 14)}
+_RADIUS, _CAUSAL_RADIUS = 13, 200  # of the window
 # The paper's layer under autocast, and a window in float32.
 FEW = (Variant('full', torch.bfloat16, 32, 64), Variant('window', torch.float32, 32, 64))
 
@@ -48,12 +48,14 @@ def launches_of(
 ) -> tuple[list[Launch], list[Launch]]:
     """Launches of a layer forward and backward, from a packed projection, on a grid or one that is usual for it."""
     bias, dtype, m, d = variant
-    grid, causal = grid or _SHAPES[bias], bias == 'causal'
+    grid, causal = grid or _SHAPES[bias], bias.startswith('causal')
+    kind = {'causal': 'full', 'causal window': 'window'}.get(bias, bias)
     n = grid[0] * grid[1]
     precision = 'tf32x3' if dtype == torch.float32 else 'tf32'
-    radius = {'window': (_RADIUS, _RADIUS), 'none': (0, 0)}.get(bias, (grid[0] - 1, grid[1] - 1))
+    radii = {'window': (_RADIUS, _RADIUS), 'causal window': (0, _CAUSAL_RADIUS), 'none': (0, 0)}
+    radius = radii.get(bias, (grid[0] - 1, grid[1] - 1))
     linear = bias in ('window', 'none')
-    problem = Problem(grid, 'full' if causal else bias, radius, causal, True, precision, int(linear))
+    problem = Problem(grid, kind, radius, causal, True, precision, int(linear))
     with torch.device('meta'), recorded() as launches:
         qkv, d_qkv = (torch.empty(batch, n, 3, heads, d, dtype=dtype) for _ in range(2))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -61,7 +63,7 @@ def launches_of(
         z, g = (torch.empty(batch, n, heads, d, dtype=dtype).transpose(1, 2) for _ in range(2))
         w = torch.empty(heads, m, d)
         table = None if bias == 'none' else torch.empty(heads, 2 * radius[0] + 1, 2 * radius[1] + 1)
-        far = torch.empty(heads) if bias == 'window' else None
+        far = torch.empty(heads) if kind == 'window' else None
         phi_q, phi_k = run_features(q, k, w, 'tf32x3')
         forward = run_forward(phi_q, phi_k, v, table, far, problem, z)
         count = len(launches)

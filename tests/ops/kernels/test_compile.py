@@ -3,21 +3,24 @@
 import json
 
 import pytest
+import torch
 
 pytest.importorskip('triton')
 
 from nprf_vit import doctor  # noqa: E402
 from nprf_vit.ops.kernels import report, variants  # noqa: E402
 from nprf_vit.ops.kernels.compile import compile_launch  # noqa: E402
+from nprf_vit.ops.kernels.variants import Variant  # noqa: E402
 
 # PyTorch's pytest settings turn this into noise: it is about Triton 3.10
 pytestmark = pytest.mark.filterwarnings('ignore')
 
 
 @pytest.mark.parametrize('target', ['sm_80', 'sm_90'])
-def test_the_papers_layer(target):
-    """Forward, and the gradient of the values, in bfloat16: a handful of seconds."""
-    launches = [x for part in variants.launches_of(variants.FEW[0]) for x in part]
+@pytest.mark.parametrize('variant', [*variants.FEW, Variant('full', torch.float16, 32, 64)], ids=str)
+def test_a_handful(variant, target):
+    """The paper's layer under autocast and a window in float32: forward, and the gradient of the values."""
+    launches = [x for part in variants.launches_of(variant) for x in part]
     chosen = [x for x in launches if x.kernel.__name__ in ('attention_forward', 'value_gradient')]
     assert len(chosen) == 2
     for launch in chosen:
@@ -54,4 +57,8 @@ def test_all_variants_on_all_targets(tmp_path):
     path = tmp_path / 'rows.json'
     assert doctor.main(['--targets', 'sm_80,sm_90,sm_100,gfx942', '--json', str(path)]) == 0
     rows = json.loads(path.read_text())
-    assert {'kernel', 'target', 'registers', 'spill_bytes', 'shared_bytes', 'tensor_cores'} <= rows[0].keys()
+    for row in rows:
+        assert {'kernel', 'target', 'registers', 'spill_bytes', 'shared_bytes', 'tensor_cores'} <= row.keys(), row
+    assert {row['target'] for row in rows} == {'sm_80', 'sm_90', 'sm_100', 'gfx942'}
+    for dtype in ('float32', 'bfloat16', 'float16'):
+        assert any(dtype in row['variant'] for row in rows)

@@ -9,7 +9,7 @@ from nprf_vit.ops.kernels import variants  # noqa: E402
 from nprf_vit.ops.kernels.tile_table import TABLE, tile_for  # noqa: E402
 from nprf_vit.ops.kernels.variants import Variant, launches_of  # noqa: E402
 
-GRIDS = {'full': (14, 14), 'window': (128, 128), 'causal': (1, 3072), 'none': (64, 64)}
+GRIDS = {'full': (14, 14), 'window': (128, 128), 'causal': (1, 3072), 'causal window': (1, 3072), 'none': (64, 64)}
 
 
 @pytest.mark.parametrize('bias', GRIDS)
