@@ -42,7 +42,7 @@ def test_a_rectangle_trains_resumes_and_validates(tmp_path):
     config = load_config(tmp_path / 'out' / 'config.yaml')
     model = build_model(config, fresh=False).eval()
     load_exact(model, last['state_dict'], 'last.pt')
-    image = torch.randn(1, *input_size(config, model))
+    image = torch.randn(1, *model_input_size(config, model))
     torch.testing.assert_close(torch.export.export(model, (image,)).module()(image), model(image))
 
 
@@ -75,7 +75,7 @@ def test_a_short_run_of_every_shipped_config(name):
 def test_a_convolutional_network_needs_no_img_size():
     config = make_config({'model': 'resnet18', 'lr': 1e-3, 'img_size': 64, 'num_classes': 10})
     model = build_model(config)
-    assert model(torch.zeros(1, *input_size(config, model))).shape == (1, 10)
+    assert model(torch.zeros(1, *model_input_size(config, model))).shape == (1, 10)
     again = build_model(config)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
 
