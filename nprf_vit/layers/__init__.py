@@ -1,5 +1,7 @@
+from nprf_vit.ops.offsets import expand_table
+
 from .attention import KERNELS, KernelAttention
 from .block import KernelBlock
-from .rel_pos import RelPosBias, expand_table, resize_table
+from .rel_pos import RelPosBias, resize_table
 
 __all__ = ['KERNELS', 'KernelAttention', 'KernelBlock', 'RelPosBias', 'expand_table', 'resize_table']

@@ -4,6 +4,7 @@ B batch, H×W grid or N tokens (N = H·W), C channels, K heads, D head dim, M fe
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -92,11 +93,11 @@ class KernelAttention(nn.Module):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         norm_layer: type[nn.Module] = nn.LayerNorm,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        dd = {'device': device, 'dtype': dtype}
+        dd: dict[str, Any] = {'device': device, 'dtype': dtype}
         check_kernel(kernel, feature_dim)
         if attn_backend not in names():
             raise ValueError(f'unknown attn_backend {attn_backend!r}: expected one of {", ".join(names())}')
@@ -183,10 +184,14 @@ class KernelAttention(nn.Module):
         qkv = self._packed_projection(x)
         packed = self._packed_backend(qkv, bias, causal)
         if packed is not None:
+            assert not isinstance(bias, DenseBias)  # `_packed_backend`
             z = packed_attention(packed, qkv, self.w, bias, grid_size if len(grid_size) == 2 else None, causal)
+        elif self.kernel == 'softmax':
+            assert not isinstance(bias, Bias), 'softmax adds a matrix to its scores: expected a dense RelPosBias'
+            z = self._softmax_attention(*self._unpack(qkv), bias, grid_size, causal).transpose(1, 2)  # B, N, K, D
         else:
-            attend = self._softmax_attention if self.kernel == 'softmax' else self._kernel_attention
-            z = attend(*self._unpack(qkv), bias, grid_size, causal).transpose(1, 2)  # B, N, K, D
+            assert not isinstance(bias, DenseBias), f'{self.kernel} needs a table: expected a RelPosBias, not dense'
+            z = self._kernel_attention(*self._unpack(qkv), bias, grid_size, causal).transpose(1, 2)  # B, N, K, D
         z = z.reshape(*x.shape[:-1], self.attn_dim)  # B, H, W, C or B, N, C
         return self.proj_drop(self.proj(self.norm(z)))
 
@@ -207,7 +212,7 @@ class KernelAttention(nn.Module):
         """Features (B, K, N, M) of queries and keys, for `kernel_attention` or, token by token, `DecodeState`."""
         if not self.normalize:
             q, k = (widen(x) * self.head_dim**-0.25 for x in (q, k))
-        options = {'kind': self.kernel, 'causal': causal, 'normalize': self.normalize}
+        options: dict[str, Any] = {'kind': self.kernel, 'causal': causal, 'normalize': self.normalize}
         return feature_map(q, self.w, role='query', **options), feature_map(k, self.w, role='key', **options)
 
     def _grid_size(self, x: torch.Tensor) -> tuple[int, ...]:
@@ -283,7 +288,7 @@ class KernelAttention(nn.Module):
             causal=causal,
             backend=self.attn_backend,
             positive=FEATURE_MAPS[self.kernel].positive,
-            cells=cells if cells is None or len(grid_size) == 2 else cells[0],
+            cells=cells if cells is None or len(cells) == 2 else cells[0],
         )
 
     def extra_repr(self) -> str:

@@ -1,5 +1,7 @@
 """A pre-norm transformer block around `KernelAttention`, with the parameter names of timm's ViT block."""
 
+from typing import Any
+
 import torch
 from timm.layers import DropPath, LayerNorm, LayerScale, Mlp
 from torch import nn
@@ -41,14 +43,14 @@ class KernelBlock(nn.Module):
         act_layer: type[nn.Module] = nn.GELU,
         norm_layer: type[nn.Module] = LayerNorm,
         mlp_layer: type[nn.Module] = Mlp,
-        attn_layer=None,
+        attn_layer: Any = None,
         depth: int = 0,
-        device=None,
-        dtype=None,
-        **attn_kwargs,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **attn_kwargs: Any,
     ) -> None:
         super().__init__()
-        dd = {'device': device, 'dtype': dtype}
+        dd: dict[str, Any] = {'device': device, 'dtype': dtype}
         self.norm1 = norm_layer(dim, **dd)
         self.attn = KernelAttention(
             dim,

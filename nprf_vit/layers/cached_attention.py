@@ -23,7 +23,7 @@ class SoftmaxState:
     def __init__(self, bias: torch.Tensor | None, max_len: int, scale: float) -> None:
         self.past = None if bias is None else bias[:, : bias.shape[1] // 2 + 1].detach()  # K, N: offsets 1-N … 0
         self.max_len, self.scale, self.length = max_len, scale, 0
-        self.cache = None
+        self.cache: torch.Tensor | None = None
 
     def step(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Takes the next token's q, k, v, each (B, K, D); returns its output (B, K, D)."""
@@ -51,6 +51,7 @@ class AttentionStep:
 
     def __init__(self, attn: KernelAttention, bias: torch.Tensor | None, max_len: int) -> None:
         self.attn = attn
+        self.state: SoftmaxState | DecodeState
         if attn.rel_pos_bias is not None:
             bias = attn.rel_pos_bias.whole_table()
         if attn.kernel == 'softmax':

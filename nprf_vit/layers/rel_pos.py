@@ -4,6 +4,7 @@ K heads, N tokens, H×W grid (N = H·W); offsets are key minus query.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -108,8 +109,8 @@ class RelPosBias(nn.Module):
         num_heads: int,
         dense: bool = False,
         extend: str = 'interpolate',
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_extend(extend)
@@ -200,7 +201,7 @@ class RelPosBias(nn.Module):
             raise ValueError(f'a bias learned on the grid {self.grid_size} cannot serve a grid {grid_size}')
         return grid_size
 
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         """Unless it is interpolated, take a table of any size as it is, with 'extend' one without a constant beyond."""
         table = state_dict.get(prefix + 'table')
         if self.keeps_table and table is not None:

@@ -3,7 +3,9 @@
 B batch, H×W grid (N = H·W tokens), C channels, K heads.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -39,7 +41,7 @@ def check_image(x: torch.Tensor, embed: PatchEmbed, dynamic: bool) -> torch.Tens
     return x
 
 
-def check_divisible(img_size, patch_size) -> None:
+def check_divisible(img_size: int | tuple[int, int], patch_size: int | tuple[int, int]) -> None:
     """Raise where timm would cut the image's border off."""
     (height, width), p = to_2tuple(img_size), to_2tuple(patch_size)
     if height % p[0] or width % p[1]:
@@ -88,9 +90,9 @@ class KernelVisionTransformer(VisionTransformer):
         class_token: bool = False,
         pos_embed: str | None = None,
         fc_norm: bool = False,
-        embed_layer=PatchEmbed,
+        embed_layer: Callable[..., nn.Module] = PatchEmbed,
         weight_init: str = '',
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         check_kernel(kernel, feature_dim)
         prefix_or_drop = class_token or kwargs.get('reg_tokens', 0) or kwargs.get('patch_drop_rate', 0)
@@ -104,10 +106,10 @@ class KernelVisionTransformer(VisionTransformer):
         check_divisible(img_size, patch_size)
         fixed_size = rel_pos_extend == 'cells' and rel_pos_size is not None
         if rel_pos_size is None:
-            rel_pos_size = tuple(s // p for s, p in zip(to_2tuple(img_size), to_2tuple(patch_size)))
-        rel_pos_size = to_2tuple(rel_pos_size)
-        check_grid_size(rel_pos_size, 'rel_pos_size')
-        attn_kwargs = {'kernel': kernel, 'normalize': normalize, 'feature_dim': feature_dim, 'seed': seed}
+            grid_size = tuple(s // p for s, p in zip(to_2tuple(img_size), to_2tuple(patch_size)))
+        else:
+            grid_size = to_2tuple(rel_pos_size)
+        check_grid_size(grid_size, 'rel_pos_size')
         super().__init__(
             img_size=img_size,
             patch_size=patch_size,
@@ -118,10 +120,13 @@ class KernelVisionTransformer(VisionTransformer):
             embed_layer=partial(embed_layer, output_fmt='NHWC'),
             block_fn=partial(
                 KernelBlock,
-                rel_pos_size=rel_pos_size if rel_pos == 'layer' else None,
+                rel_pos_size=grid_size if rel_pos == 'layer' else None,
                 rel_pos_extend=rel_pos_extend,
                 attn_backend=attn_backend,
-                **attn_kwargs,
+                kernel=kernel,
+                normalize=normalize,
+                feature_dim=feature_dim,
+                seed=seed,
             ),
             weight_init='skip',
             **kwargs,
@@ -133,7 +138,7 @@ class KernelVisionTransformer(VisionTransformer):
         if rel_pos == 'shared':
             dd = {k: kwargs.get(k) for k in ('device', 'dtype')}
             num_heads = self.blocks[0].attn.num_heads
-            self.rel_pos_bias = RelPosBias(rel_pos_size, num_heads, kernel == 'softmax', rel_pos_extend, **dd)
+            self.rel_pos_bias = RelPosBias(grid_size, num_heads, kernel == 'softmax', rel_pos_extend, **dd)
         for bias in self.bias_modules().values():
             bias.fixed_size = fixed_size
 
@@ -152,12 +157,14 @@ class KernelVisionTransformer(VisionTransformer):
         return super().no_weight_decay() | ours
 
     @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> dict:
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Regular expressions that group parameters by depth; a shared bias belongs to the stem."""
         matcher = super().group_matcher(coarse)
         return dict(matcher, stem=matcher['stem'] + r'|rel_pos_bias')
 
-    def set_input_size(self, img_size=None, patch_size=None) -> None:
+    def set_input_size(
+        self, img_size: int | tuple[int, int] | None = None, patch_size: int | tuple[int, int] | None = None
+    ) -> None:
         """Change the input resolution or patch size; an absolute embedding and interpolated biases are resized.
 
         Args:
@@ -172,7 +179,7 @@ class KernelVisionTransformer(VisionTransformer):
         if self.pos_embed is not None and embed.grid_size != old_grid:
             prefix = 0 if self.no_embed_class else self.num_prefix_tokens
             pos_embed = resize_pos_embed(self.pos_embed.detach(), embed.grid_size, old_grid, prefix)
-            self.pos_embed = nn.Parameter(pos_embed, requires_grad=self.pos_embed.requires_grad)
+            self.pos_embed: nn.Parameter | None = nn.Parameter(pos_embed, requires_grad=self.pos_embed.requires_grad)
         for module in self.bias_modules().values():
             module.set_grid_size(embed.grid_size)
 
@@ -232,9 +239,9 @@ class KernelVisionTransformer(VisionTransformer):
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
         output_dict: bool = False,
-        attn_mask=None,
+        attn_mask: torch.Tensor | None = None,
         is_causal: bool = False,
-    ):
+    ) -> list[Any] | tuple[torch.Tensor, list[Any]] | dict[str, Any]:
         """Forward that returns the output of chosen blocks; arguments and results as in timm's VisionTransformer."""
         if output_fmt not in ('NCHW', 'NLC'):
             raise ValueError(f"output_fmt {output_fmt!r}: expected 'NCHW' or 'NLC'")
@@ -244,7 +251,7 @@ class KernelVisionTransformer(VisionTransformer):
         grid_size = self.patch_embed.dynamic_feat_size(x.shape[-2:])
         x, bias = self._embed(x)
         blocks = self.blocks[: max_index + 1] if stop_early else self.blocks
-        taken = []
+        taken: list[Any] = []  # tensors, or at the end pairs with their prefix tokens
         for i, block in enumerate(blocks):
             x = self._run_block(block, x, bias)
             if i in take_indices:
@@ -255,7 +262,7 @@ class KernelVisionTransformer(VisionTransformer):
             taken = [y.transpose(1, 2).unflatten(2, grid_size).contiguous() for y in taken]  # B, C, H, W
 
         if output_dict:
-            out = {'image_intermediates': taken}
+            out: dict[str, Any] = {'image_intermediates': taken}
             if prefix is not None and return_prefix_tokens:
                 out['image_intermediates_prefix'] = prefix
             if not intermediates_only:
@@ -265,13 +272,13 @@ class KernelVisionTransformer(VisionTransformer):
             taken = list(zip(taken, prefix))
         return taken if intermediates_only else (self.norm(self._to_nlc(x)), taken)
 
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         # here and not in a filter function, because create_model(checkpoint_path=...) calls none
         adapt_state_dict(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-def _cfg(url: str = '', **kwargs) -> dict:
+def _cfg(url: str = '', **kwargs: Any) -> dict[str, Any]:
     return {
         'url': url,
         'num_classes': 1000,
@@ -304,7 +311,9 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _create_kernel_deit(variant: str, pretrained: bool, model_args: dict, **kwargs) -> KernelVisionTransformer:
+def _create_kernel_deit(
+    variant: str, pretrained: bool, model_args: dict[str, Any], **kwargs: Any
+) -> KernelVisionTransformer:
     out_indices = kwargs.pop('out_indices', 3)
     return build_model_with_cfg(
         KernelVisionTransformer,
@@ -316,37 +325,37 @@ def _create_kernel_deit(variant: str, pretrained: bool, model_args: dict, **kwar
 
 
 @register_model
-def nprf_deit_tiny(pretrained: bool = False, **kwargs) -> KernelVisionTransformer:
+def nprf_deit_tiny(pretrained: bool = False, **kwargs: Any) -> KernelVisionTransformer:
     """DeiT-tiny with normalized PRF attention and a shared 2-D relative position bias."""
     return _create_kernel_deit('nprf_deit_tiny', pretrained, {'embed_dim': 192, 'num_heads': 3}, **kwargs)
 
 
 @register_model
-def nprf_deit_small(pretrained: bool = False, **kwargs) -> KernelVisionTransformer:
+def nprf_deit_small(pretrained: bool = False, **kwargs: Any) -> KernelVisionTransformer:
     """DeiT-small with normalized PRF attention and a shared 2-D relative position bias."""
     return _create_kernel_deit('nprf_deit_small', pretrained, {'embed_dim': 384, 'num_heads': 6}, **kwargs)
 
 
 @register_model
-def nprf_deit_base(pretrained: bool = False, **kwargs) -> KernelVisionTransformer:
+def nprf_deit_base(pretrained: bool = False, **kwargs: Any) -> KernelVisionTransformer:
     """DeiT-base with normalized PRF attention and a shared 2-D relative position bias: 80.9 / 94.8 in the paper."""
     return _create_kernel_deit('nprf_deit_base', pretrained, {}, **kwargs)
 
 
 @register_model
-def nprf_deit_base_norpe(pretrained: bool = False, **kwargs) -> KernelVisionTransformer:
+def nprf_deit_base_norpe(pretrained: bool = False, **kwargs: Any) -> KernelVisionTransformer:
     """DeiT-base with normalized PRF attention and absolute positions: 77.7 / 93.3 in the paper."""
     return _create_kernel_deit('nprf_deit_base_norpe', pretrained, {'rel_pos': 'none'}, **kwargs)
 
 
 @register_model
-def prf_deit_base(pretrained: bool = False, **kwargs) -> KernelVisionTransformer:
+def prf_deit_base(pretrained: bool = False, **kwargs: Any) -> KernelVisionTransformer:
     """DeiT-base with PRF attention and absolute positions: 79.5 / 94.1 in the paper, fine-tuned from DeiT."""
     return _create_kernel_deit('prf_deit_base', pretrained, {'normalize': False, 'rel_pos': 'none'}, **kwargs)
 
 
 @register_model
-def softmax_deit_base(pretrained: bool = False, **kwargs) -> KernelVisionTransformer:
+def softmax_deit_base(pretrained: bool = False, **kwargs: Any) -> KernelVisionTransformer:
     """DeiT-base with softmax attention, pooled instead of a class token: 81.2 / 95.0 in the paper."""
     model_args = {'kernel': 'softmax', 'normalize': False, 'rel_pos': 'none'}
     return _create_kernel_deit('softmax_deit_base', pretrained, model_args, **kwargs)

@@ -4,6 +4,8 @@ B batch, C colour channels, H×W pixels, N = H·W·C bytes, E embedding dim, V l
 Byte t is channel t % C of pixel (y, x) with t = (y·W + x)·C + c.
 """
 
+from typing import Any
+
 import torch
 from timm.layers import LayerNorm, calculate_drop_path_rates, to_2tuple, trunc_normal_
 from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
@@ -70,11 +72,11 @@ class PixelTransformer(nn.Module):
         seed: int = 0,
         drop_rate: float = 0.1,
         drop_path_rate: float = 0.0,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        dd = {'device': device, 'dtype': dtype}
+        dd: dict[str, Any] = {'device': device, 'dtype': dtype}
         self.img_size, self.in_chans, self.levels = to_2tuple(img_size), in_chans, levels
         total = self.img_size[0] * self.img_size[1] * in_chans
         self.length = total if length is None else length
@@ -142,7 +144,7 @@ class PixelTransformer(nn.Module):
         return {'pos_embed', 'start_token'} | tables
 
     @torch.jit.ignore
-    def group_matcher(self, coarse: bool = False) -> dict:
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Regular expressions that group parameters by depth; a shared bias belongs to the stem."""
         return {
             'stem': r'^embed|start_token|pos_embed|^rel_pos_bias',
@@ -187,6 +189,7 @@ class PixelTransformer(nn.Module):
         bias = None if self.rel_pos_bias is None else self.rel_pos_bias()
         if self.masks_bias:
             future = torch.ones(self.length, self.length, dtype=torch.bool, device=x.device).triu(1)
+            assert bias is not None  # shared, and dense
             bias = DenseBias(bias.matrix.masked_fill(future, float('-inf')))
         if self.grad_checkpointing and not torch.jit.is_scripting():
             x = checkpoint_seq([_Biased(block, bias) for block in self.blocks], x)
@@ -241,7 +244,7 @@ class _Biased:
         return self.block(x, self.bias)
 
 
-def _cfg(**kwargs) -> dict:
+def _cfg(**kwargs: Any) -> dict[str, Any]:
     return {
         'url': '',
         'num_classes': 256,
@@ -260,7 +263,7 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _create_pixel(variant: str, pretrained: bool, model_args: dict, **kwargs) -> PixelTransformer:
+def _create_pixel(variant: str, pretrained: bool, model_args: dict[str, Any], **kwargs: Any) -> PixelTransformer:
     num_classes = kwargs.pop('num_classes', None)  # timm's name for the width of the head
     if num_classes:
         kwargs.setdefault('levels', num_classes)
@@ -270,18 +273,18 @@ def _create_pixel(variant: str, pretrained: bool, model_args: dict, **kwargs) ->
 
 
 @register_model
-def nprf_pixel_imagenet32(pretrained: bool = False, **kwargs) -> PixelTransformer:
+def nprf_pixel_imagenet32(pretrained: bool = False, **kwargs: Any) -> PixelTransformer:
     """Normalized PRF attention with a shared 1-D relative position bias: 3.68 bits/dim in the paper."""
     return _create_pixel('nprf_pixel_imagenet32', pretrained, {}, **kwargs)
 
 
 @register_model
-def prf_pixel_imagenet32(pretrained: bool = False, **kwargs) -> PixelTransformer:
+def prf_pixel_imagenet32(pretrained: bool = False, **kwargs: Any) -> PixelTransformer:
     """PRF attention and absolute positions: 4.04 bits/dim in the paper."""
     return _create_pixel('prf_pixel_imagenet32', pretrained, {'normalize': False, 'rel_pos': 'none'}, **kwargs)
 
 
 @register_model
-def softmax_pixel_imagenet32(pretrained: bool = False, **kwargs) -> PixelTransformer:
+def softmax_pixel_imagenet32(pretrained: bool = False, **kwargs: Any) -> PixelTransformer:
     """Softmax attention with a shared 1-D relative position bias: the project's own baseline."""
     return _create_pixel('softmax_pixel_imagenet32', pretrained, {'kernel': 'softmax', 'normalize': False}, **kwargs)

@@ -11,10 +11,13 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from timm.layers import resample_patch_embed
+from torch import nn
 
 from nprf_vit.layers import resize_table
 
 _logger = logging.getLogger(__name__)
+
+Weights = dict[str, torch.Tensor]
 
 # class, distillation and register tokens mark a checkpoint that pools in another way, hence a head of another meaning
 TOKENS = ('cls_token', 'dist_token', 'reg_token')
@@ -53,7 +56,7 @@ class _Report:
         return '; '.join(f'{action} {", ".join(names)}' for action, names in self.actions.items())
 
 
-def adapt_state_dict(model, state_dict: dict, prefix: str = '') -> None:
+def adapt_state_dict(model: nn.Module, state_dict: Weights, prefix: str = '') -> None:
     """Change a state dict in place so that the model loads it; a matching one is left alone.
 
     What is not foreseen here (other widths, other depths, another number of features) is left for
@@ -84,7 +87,7 @@ def adapt_state_dict(model, state_dict: dict, prefix: str = '') -> None:
         _logger.warning(f'{type(model).__name__} adapted the checkpoint: {report}.')
 
 
-def _rename(given: dict, own: dict, report: _Report) -> dict:
+def _rename(given: Weights, own: Weights, report: _Report) -> Weights:
     out = {}
     for key, value in given.items():
         new = re.sub(r'gamma_([12])$', r'ls\1.gamma', key)  # DeiT-III's own layout
@@ -99,7 +102,7 @@ def _rename(given: dict, own: dict, report: _Report) -> dict:
     return out
 
 
-def _adapt_head(adapted: dict, own: dict, report: _Report) -> None:
+def _adapt_head(adapted: Weights, own: Weights, report: _Report) -> None:
     foreign = any(token in adapted for token in TOKENS)
     for key in [k for k in adapted if k.startswith('head_dist.') or k.startswith('head.')]:
         other_shape = key in own and adapted[key].shape != own[key].shape
@@ -112,7 +115,7 @@ def _adapt_head(adapted: dict, own: dict, report: _Report) -> None:
                 report.add('kept', key, "the model's own")
 
 
-def _adapt_positions(model, adapted: dict, own: dict, report: _Report) -> None:
+def _adapt_positions(model: nn.Module, adapted: Weights, own: Weights, report: _Report) -> None:
     """Prefix tokens, absolute embedding and bias tables."""
     counts = {t: adapted[t].shape[1] for t in TOKENS if t in adapted}
     for token in [t for t in TOKENS if t in adapted and t not in own]:
@@ -142,7 +145,7 @@ def _adapt_positions(model, adapted: dict, own: dict, report: _Report) -> None:
             report.add('resized', key, f'{tuple(table.shape[1:])} to {tuple(target.shape[1:])}')
 
 
-def _place_biases(model, adapted: dict, own: dict, name: str, report: _Report) -> None:
+def _place_biases(model: nn.Module, adapted: Weights, own: Weights, name: str, report: _Report) -> None:
     """Tables, or constants beyond them, to where the model has them: shared or in every layer."""
     shared = adapted.get(name)
     for key in [k for k in adapted if k.endswith(name) and k not in own]:
@@ -159,7 +162,7 @@ def _place_biases(model, adapted: dict, own: dict, name: str, report: _Report) -
             report.add('added', key, 'zero')
 
 
-def _fit_pos_embed(model, pos_embed: torch.Tensor, num_prefix: int, report: _Report) -> torch.Tensor:
+def _fit_pos_embed(model: nn.Module, pos_embed: torch.Tensor, num_prefix: int, report: _Report) -> torch.Tensor:
     grid_size = tuple(model.patch_embed.grid_size)
     own_prefix = 0 if model.no_embed_class else model.num_prefix_tokens
     if pos_embed.shape[1] == grid_size[0] * grid_size[1] + own_prefix and num_prefix == model.num_prefix_tokens:
@@ -187,7 +190,7 @@ def _fit_pos_embed(model, pos_embed: torch.Tensor, num_prefix: int, report: _Rep
     return pos_embed
 
 
-def _adapt_projections(model, adapted: dict, own: dict, report: _Report) -> None:
+def _adapt_projections(model: nn.Module, adapted: Weights, own: Weights, report: _Report) -> None:
     for key in [k for k in adapted if k.endswith('attn.w') and k not in own]:
         report.add('dropped', key)
         del adapted[key]
@@ -205,7 +208,7 @@ def check_patch_kernel(name: str, weight: torch.Tensor) -> None:
         raise ValueError(f'{name} {tuple(weight.shape)}: patches of more than {MAX_PATCH} pixels are not resampled')
 
 
-def _adapt_patches(adapted: dict, own: dict, report: _Report) -> None:
+def _adapt_patches(adapted: Weights, own: Weights, report: _Report) -> None:
     key = 'patch_embed.proj.weight'
     weight = adapted.get(key)
     if weight is None:

@@ -64,7 +64,8 @@ def kernel_attention(
 def packed_backend(backend: str, qkv: torch.Tensor, m: int, bias: Bias | None, causal: bool) -> Whole | None:
     """What takes a packed projection qkv (B, N, 3, K, D) with m normalized positive features, if `backend` does."""
     sizes, where = (m, qkv.shape[-1]), {'device': qkv.device.type, 'v_dtype': qkv.dtype}
-    cells = None if bias is None else bias.cells  # of a grid that they do not fill: else the layer has none
+    # of a grid that they do not fill: else the layer has none
+    cells = None if bias is None or bias.cells is None else _as_grid(bias.cells)
     case = Case((1, qkv.shape[1]), *sizes, causal, bias is not None, **where, cells=cells)
     entry = preferred(case) if backend == 'auto' else BACKENDS[backend]
     if entry is None or not isinstance(entry.run, Whole) or entry.run.attend_packed is None:
@@ -169,6 +170,12 @@ def _check_cells(
         given = (h, w) if grid_size else w
         where, most = (f'{grid[0]}x{grid[1]} grid', grid) if grid_size else (f'sequence of {grid[1]} tokens', grid[1])
         raise ValueError(f'cells {given} do not fit a {where}: expected at least 1 and at most {most}')
+    return h, w
+
+
+def _as_grid(cells: tuple[int, ...]) -> Grid:
+    """Cells (h, w), or (h,) of a sequence, as those of a grid."""
+    h, w = cells if len(cells) == 2 else (1, *cells)
     return h, w
 
 

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 
-def offsets(n: int, grid_size: tuple[int, int] | None = None, cells=None) -> list[Tensor]:
+def offsets(
+    n: int, grid_size: tuple[int, int] | None = None, cells: tuple[int, int] | int | None = None
+) -> list[Tensor]:
     """Key minus query position, (N, N) with queries as rows: [dy, dx] on a grid, [j-i] on a sequence.
 
     With `cells`, (h, w) or h, positions are those of the cells: row y of H is in row ⌊(y+½)h/H⌋ of h.
@@ -55,7 +57,15 @@ def dense_bias(
     return dense if far is None else torch.where(inside, dense, far[:, None, None])
 
 
-def _log_position(n: int, bias, far, grid_size, causal: bool, cells, like: Tensor) -> Tensor:
+def _log_position(
+    n: int,
+    bias: Tensor | None,
+    far: Tensor | None,
+    grid_size: tuple[int, int] | None,
+    causal: bool,
+    cells: tuple[int, int] | int | None,
+    like: Tensor,
+) -> Tensor:
     """log c_{j-i}, (K or 1, N, N): the bias, -inf above the diagonal where causal."""
     log_c = like.new_zeros(1, n, n) if bias is None else dense_bias(bias, n, grid_size, far, cells)
     if causal:
@@ -63,7 +73,15 @@ def _log_position(n: int, bias, far, grid_size, causal: bool, cells, like: Tenso
     return log_c
 
 
-def attention_weights(phi_q, phi_k, bias=None, far=None, grid_size=None, causal=False, cells=None) -> Tensor:
+def attention_weights(
+    phi_q: Tensor,
+    phi_k: Tensor,
+    bias: Tensor | None = None,
+    far: Tensor | None = None,
+    grid_size: tuple[int, int] | None = None,
+    causal: bool = False,
+    cells: tuple[int, int] | int | None = None,
+) -> Tensor:
     """a_ij = c_{j-i} φ(q_i)·φ(k_j) / Σ_l c_{l-i} φ(q_i)·φ(k_l), (B, K, N, N); with `cells`, c_{cell(j)-cell(i)}.
 
     Each row's own largest bias is taken out before exp, so b = ±80 loses nothing. Features may be negative.
@@ -74,12 +92,29 @@ def attention_weights(phi_q, phi_k, bias=None, far=None, grid_size=None, causal=
     return weights / weights.sum(-1, keepdim=True)
 
 
-def attention(phi_q, phi_k, v, bias=None, far=None, grid_size=None, causal=False, cells=None) -> Tensor:
+def attention(
+    phi_q: Tensor,
+    phi_k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    far: Tensor | None = None,
+    grid_size: tuple[int, int] | None = None,
+    causal: bool = False,
+    cells: tuple[int, int] | int | None = None,
+) -> Tensor:
     """z_i = Σ_j a_ij v_j (Eq. 10), (B, K, N, D), with the whole matrix of weights in memory."""
     return torch.einsum('bkij,bkjd->bkid', attention_weights(phi_q, phi_k, bias, far, grid_size, causal, cells), v)
 
 
-def log_attention_weights(log_q, log_k, bias=None, far=None, grid_size=None, causal=False, cells=None) -> Tensor:
+def log_attention_weights(
+    log_q: Tensor,
+    log_k: Tensor,
+    bias: Tensor | None = None,
+    far: Tensor | None = None,
+    grid_size: tuple[int, int] | None = None,
+    causal: bool = False,
+    cells: tuple[int, int] | int | None = None,
+) -> Tensor:
     """`attention_weights` from the logarithms of positive features, for features that no float could hold."""
     log_s = (log_q[..., :, None, :] + log_k[..., None, :, :]).logsumexp(-1)  # B, K, N, N
     return (log_s + _log_position(log_q.shape[-2], bias, far, grid_size, causal, cells, log_q)).softmax(-1)
@@ -93,6 +128,7 @@ def features(x: Tensor, w: Tensor | None = None, kind: str = 'prf') -> Tensor:
         w: (K, M, D), unused by 'elu'
     """
     if kind == 'trf':  # Eq. 4
+        assert w is not None
         wx = torch.einsum('...knd,kmd->...knm', x, w)
         scale = (x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(w.shape[1])
         return scale * torch.cat([wx.sin(), wx.cos()], -1)
@@ -105,6 +141,7 @@ def log_features(x: Tensor, w: Tensor | None = None, kind: str = 'prf') -> Tenso
         return torch.where(x > 0, x.clamp_min(0).log1p(), x)
     if kind not in ('prf', 'orf', 'sphere'):
         raise ValueError(f'no logarithm of kind {kind!r}: its features are not positive')
+    assert w is not None
     wx = torch.einsum('...knd,kmd->...knm', x, w)
     return wx - x.square().sum(-1, keepdim=True) / 2 - math.log(w.shape[1]) / 2
 

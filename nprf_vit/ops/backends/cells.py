@@ -72,6 +72,7 @@ def backward(
         part = torch.bmm(values, d_states.transpose(1, 2))
         places.scatter(part.add_(d_sums[:, None, m * d :]), d_k[b, heads])
         places.scatter(torch.bmm(keys, d_states), d_v[b, heads])
+    assert bias is not None  # `upright`
     return Gradients(d_q, d_k, d_v, BiasGradients(d_table.view_as(bias.table) if bias_grad else None))
 
 

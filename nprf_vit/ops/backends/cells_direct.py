@@ -69,6 +69,7 @@ def backward(inputs: Inputs, grid: Grid, grad: torch.Tensor, bias_grad: bool) ->
             d_scores.clamp_(-_LARGEST[v.dtype], _LARGEST[v.dtype])
         d_q[at_q] += d_scores @ keys
         d_k[at_k] += d_scores.transpose(-1, -2) @ queries
+    assert bias is not None  # `upright`
     return Gradients(d_q, d_k, d_v, BiasGradients(d_table.view_as(bias.table) if bias_grad else None))
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from .. import toeplitz
 from ..bias import Bias, whole_table, whole_table_backward
+from ..offsets import is_wide
 from . import direct, linear
 from .fft_forms import CAUSAL_BLOCK, Halves, WholeGrid, forms
 from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums, not_between_cells
@@ -88,7 +89,7 @@ def working_dtype(bias: torch.Tensor, causal: bool, dtype: torch.dtype) -> torch
     visible = bias[..., : (bias.shape[-1] + 1) // 2] if causal else bias
     if visible.shape[-1] * visible.shape[-2] == 1:
         return dtype
-    if causal and direct.is_wide(visible):
+    if causal and is_wide(visible):
         return None  # `direct`, which does the blocks on the diagonal, would scale each row by itself
     c = (visible.double() - visible.double().amax((-2, -1), keepdim=True)).exp()
     size = c if causal else c - c.mean((-2, -1), keepdim=True)

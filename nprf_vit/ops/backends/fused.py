@@ -7,6 +7,7 @@ imported by the first call only.
 """
 
 import contextlib
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +15,12 @@ from .fused_check import is_trusted
 from .fused_plain import attend_plain, attend_plain_backward
 from .fused_support import precision
 from .interface import Case, Inputs
+
+if TYPE_CHECKING:
+    from ..kernels.launch import Problem
+    from ..kernels.launch_forward import Forward
+
+Statistics = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 # Tokens of a part of the linear term's sums, which every tile adds up again, and how many parts there are at most.
 _TOKENS_PER_PART, _PARTS = 4096, 8
@@ -24,25 +31,33 @@ def rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def device_of(x: torch.Tensor):
+def device_of(x: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """Triton launches on the current device, whatever the tensors' is."""
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
-def problem(v, bias, far, height, width, causal, positive):
+def problem(
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    height: int,
+    width: int,
+    causal: bool,
+    positive: bool,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, 'Problem']:
     """The table and far that the kernels need, and what a call is about."""
     from ..kernels.launch import Problem
 
     kind = _kind(bias, far, height, width)
     radius = (0, 0) if bias is None else (bias.shape[1] // 2, bias.shape[2] // 2)
     table = None if bias is None else bias.contiguous()
-    beyond = far.contiguous() if kind == 'window' else None
+    beyond = far.contiguous() if far is not None and kind == 'window' else None
     parts = _parts(height * width, kind, causal)
     p = Problem((height, width), kind, radius, causal, positive, precision(v.dtype), parts)
     return table, beyond, p
 
 
-def _kind(bias, far, height, width) -> str:
+def _kind(bias: torch.Tensor | None, far: torch.Tensor | None, height: int, width: int) -> str:
     if bias is None:
         return 'none'
     # a window that is the table of the grid leaves nothing beyond it
@@ -50,34 +65,55 @@ def _kind(bias, far, height, width) -> str:
     return 'full' if far is None or covered else 'window'
 
 
-def _parts(n, kind, causal) -> int:
+def _parts(n: int, kind: str, causal: bool) -> int:
     return 0 if causal or kind == 'full' else min(_PARTS, (n + _TOKENS_PER_PART - 1) // _TOKENS_PER_PART)
 
 
-def statistics(phi_q, v, bias, far, height, width, causal):
+def statistics(
+    phi_q: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    height: int,
+    width: int,
+    causal: bool,
+) -> Statistics:
     """Memory of den, shift, log_c, heads and state, unwritten: phi_q (B, K, N, M), v (B, K, N, D)."""
     (b, k, n, m), d = phi_q.shape, v.shape[-1]
     entries, tables = (0, 0) if bias is None else (bias.shape[1] * bias.shape[2], k)
     parts = _parts(n, _kind(bias, far, height, width), causal)
     shapes = (b, k, n), (b, k, n), (k, entries), (tables, 4), (b * k, parts, m, d + 1)
-    return tuple(v.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    den, shift, log_c, heads, state = (v.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return den, shift, log_c, heads, state
 
 
-def saved(z, den, shift, log_c, heads, state):
+def saved(
+    z: torch.Tensor,
+    den: torch.Tensor,
+    shift: torch.Tensor,
+    log_c: torch.Tensor,
+    heads: torch.Tensor,
+    state: torch.Tensor,
+) -> 'Forward':
     """What the forward left for the backward; c itself is not needed again."""
     from ..kernels.launch_forward import Forward, Tables
 
     return Forward(z, den, shift, Tables(log_c, log_c, heads, state, state.shape[1]))
 
 
-def bias_gradients(d_bias, d_far, v, far, bias_grad):
+def bias_gradients(
+    d_bias: torch.Tensor | None, d_far: torch.Tensor | None, v: torch.Tensor, far: torch.Tensor | None, bias_grad: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of bias and far as an op returns them: empty for none, zero for a far beyond a whole table."""
     if far is not None and bias_grad and d_far is None:
         d_far = torch.zeros_like(far)
-    return tuple(v.new_empty(0, dtype=torch.float32) if x is None else x for x in (d_bias, d_far))
+    of_bias, of_far = (v.new_empty(0, dtype=torch.float32) if x is None else x for x in (d_bias, d_far))
+    return of_bias, of_far
 
 
-def fake_bias_gradients(v, bias, far, bias_grad):
+def fake_bias_gradients(
+    v: torch.Tensor, bias: torch.Tensor | None, far: torch.Tensor | None, bias_grad: bool
+) -> tuple[torch.Tensor, ...]:
     return tuple(
         v.new_empty(0, dtype=torch.float32)
         if x is None or not bias_grad
@@ -113,7 +149,17 @@ def fused(
 
 
 @fused.register_fake
-def _(phi_q, phi_k, v, bias, far, height, width, causal, positive):
+def _(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    height: int,
+    width: int,
+    causal: bool,
+    positive: bool,
+) -> tuple[torch.Tensor, ...]:
     z = torch.empty_like(v, memory_format=torch.contiguous_format)
     return z, *statistics(phi_q, v, bias, far, height, width, causal)
 
@@ -148,23 +194,41 @@ def fused_backward(
             return attend_plain_backward(phi_q, phi_k, v, bias, far, grad, height, width, causal, positive, bias_grad)
         d_v = torch.empty_like(v, memory_format=torch.contiguous_format)
         forward = saved(z, den, shift, log_c, heads, state)
-        d_q, d_k, *others = run_backward(phi_q, phi_k, v, table, beyond, p, forward, grad, d_v, bias_grad)
-        return d_q, d_k, d_v, *bias_gradients(*others, v, far, bias_grad)
+        d_q, d_k, d_bias, d_far = run_backward(phi_q, phi_k, v, table, beyond, p, forward, grad, d_v, bias_grad)
+        return d_q, d_k, d_v, *bias_gradients(d_bias, d_far, v, far, bias_grad)
 
 
 @fused_backward.register_fake
-def _(phi_q, phi_k, v, bias, far, z, den, shift, log_c, heads, state, grad, height, width, causal, positive, bias_grad):
+def _(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    z: torch.Tensor,
+    den: torch.Tensor,
+    shift: torch.Tensor,
+    log_c: torch.Tensor,
+    heads: torch.Tensor,
+    state: torch.Tensor,
+    grad: torch.Tensor,
+    height: int,
+    width: int,
+    causal: bool,
+    positive: bool,
+    bias_grad: bool,
+) -> tuple[torch.Tensor, ...]:
     grads = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (phi_q, phi_k, v))
     return *grads, *fake_bias_gradients(v, bias, far, bias_grad)
 
 
-def _save(ctx, inputs, output):
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     *tensors, ctx.height, ctx.width, ctx.causal, ctx.positive = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *output)
 
 
-def _differentiate(ctx, grad, *_):
+def _differentiate(ctx: Any, grad: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor | None, ...]:
     if grad is None:
         return (None,) * 9
     options = ctx.height, ctx.width, ctx.causal, ctx.positive

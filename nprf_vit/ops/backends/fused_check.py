@@ -5,20 +5,23 @@ NPRF_VIT_FUSED=0 never uses them, NPRF_VIT_FUSED=1 uses them unchecked.
 
 import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import batched
 
+if TYPE_CHECKING:
+    from ..kernels.launch import Problem
+
 # Of Σ_j a_ij|v_j| on every output, and half of it of each gradient's norm: eight roundings of the coarsest number on
 # the way. TF32 and float16 round to 2^-11, bfloat16 to 2^-8; three TF32 products leave float32's own.
 _ROUNDING = {'ieee': 2e-4, 'tf32x3': 2e-4, 'tf32': 2.0**-11}
 _VALUES = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-_verdicts: dict[tuple, bool] = {}
+_verdicts: dict[tuple[Any, ...], bool] = {}
 
 
-def is_trusted(v: torch.Tensor, m: int, problem: Any) -> bool:
+def is_trusted(v: torch.Tensor, m: int, problem: 'Problem') -> bool:
     """Whether the kernels run a problem of values v (B, K, N, D) and m features; the first call of a kind finds out."""
     setting = os.environ.get('NPRF_VIT_FUSED', '')
     if setting in ('0', '1'):
@@ -41,21 +44,21 @@ def is_trusted(v: torch.Tensor, m: int, problem: Any) -> bool:
     return _verdicts[variant]
 
 
-def find_fault(device: torch.device, dtype: torch.dtype, m: int, d: int, problem: Any) -> str | None:
+def find_fault(device: torch.device, dtype: torch.dtype, m: int, d: int, problem: 'Problem') -> str | None:
     """What is wrong with the kernels on a small random case of this kind, in a few words; None if nothing is."""
     try:
         errors = _errors(device, dtype, m, d, problem)
     except Exception as error:  # whatever a compiler, a driver or a launch may raise is the reason
         return f'{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ""}'
     allowed = 8 * max(_ROUNDING[problem.precision], _VALUES[dtype])
-    for name, error in errors.items():
+    for name, size in errors.items():
         limit = allowed if name == 'z' else 2 * allowed
-        if not error <= limit:  # a NaN too
-            return f'{name} is off by {error:.2g}, allowed {limit:.2g}'
+        if not size <= limit:  # a NaN too
+            return f'{name} is off by {size:.2g}, allowed {limit:.2g}'
     return None
 
 
-def _errors(device, dtype, m, d, problem) -> dict[str, float]:
+def _errors(device: torch.device, dtype: torch.dtype, m: int, d: int, problem: 'Problem') -> dict[str, float]:
     """Errors of the output and of every gradient on 2 batch items, 2 heads and 35 tokens, against float64 sums."""
     from ..kernels.launch_backward import run_backward
     from ..kernels.launch_forward import run_forward
@@ -72,17 +75,20 @@ def _errors(device, dtype, m, d, problem) -> dict[str, float]:
         bias = torch.randn(2, 2 * radius[0] + 1, 2 * radius[1] + 1, generator=generator) * 0.5
     if problem.bias == 'window':
         far = torch.randn(2, generator=generator) * 0.5
-    inputs = [None if x is None else x.to(device) for x in (phi_q, phi_k, v, bias, far)]
+    table, beyond = (None if x is None else x.to(device) for x in (bias, far))
+    inputs = phi_q.to(device), phi_k.to(device), v.to(device), table, beyond
     g, z, d_v = grad.to(device), torch.empty_like(inputs[2]), torch.empty_like(inputs[2])
     forward = run_forward(*inputs, p, z)
     d_q, d_k, *others = run_backward(*inputs, p, forward, g, d_v, bias is not None)
-    exact = [None if x is None else x.double() for x in (phi_q, phi_k, v, bias, far)]
+    table, beyond = (None if x is None else x.double() for x in (bias, far))
+    exact = phi_q.double(), phi_k.double(), v.double(), table, beyond
     options = grid, problem.causal, problem.positive
     expected, den = batched.attend(*exact, *options)
-    scale, _ = batched.attend(exact[0], exact[1], exact[2].abs(), *exact[3:], *options)
+    scale, _ = batched.attend(exact[0], exact[1], exact[2].abs(), table, beyond, *options)
     grads = batched.attend_backward(*exact, expected, den, grad.double(), grid, problem.causal, bias is not None)
     errors = {'z': ((z.cpu().double() - expected).abs() / scale).max().item()}
     for name, mine, truth in zip(('phi_q', 'phi_k', 'v', 'bias', 'far'), (d_q, d_k, d_v, *others), grads):
         if mine is not None:
+            assert truth is not None  # the plain path was asked for the same
             errors[f'the gradient of {name}'] = ((mine.cpu().double() - truth).norm() / truth.norm()).item()
     return errors

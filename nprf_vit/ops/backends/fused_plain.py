@@ -9,26 +9,49 @@ from ..features import SHORTEST, feature_map
 from . import batched
 
 
-def attend_plain(phi_q, phi_k, v, bias, far, height, width, causal, positive):
+def attend_plain(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    height: int,
+    width: int,
+    causal: bool,
+    positive: bool,
+) -> torch.Tensor:
     """(B, K, N, D) float32."""
     return batched.attend(phi_q, phi_k, v.float(), bias, far, (height, width), causal, positive)[0]
 
 
-def attend_plain_backward(phi_q, phi_k, v, bias, far, grad, height, width, causal, positive, bias_grad):
+def attend_plain_backward(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    grad: torch.Tensor,
+    height: int,
+    width: int,
+    causal: bool,
+    positive: bool,
+    bias_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of phi_q, phi_k, v, bias and far, as `attend_backward`'s; the forward is computed again."""
     inputs, grid = (phi_q, phi_k, v.float(), bias, far), (height, width)
     z, den = batched.attend(*inputs, grid, causal, positive)
     grads = batched.attend_backward(*inputs, z, den, grad.float(), grid, causal, bias_grad)
-    d_q, d_k, d_v, *others = (v.new_empty(0, dtype=torch.float32) if x is None else x.contiguous() for x in grads)
-    return d_q, d_k, d_v.to(v.dtype), *others
+    d_q, d_k, d_v, d_bias, d_far = (v.new_empty(0, dtype=torch.float32) if x is None else x.contiguous() for x in grads)
+    return d_q, d_k, d_v.to(v.dtype), d_bias, d_far
 
 
-def features_plain(q, k, w):
+def features_plain(q: torch.Tensor, k: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """phi_q and phi_k (B, K, N, M) of normalized queries and keys; a causal model sees the same ones."""
-    return tuple(feature_map(x, w, role=role, normalize=True).contiguous() for x, role in ((q, 'query'), (k, 'key')))
+    phi_q, phi_k = (feature_map(x, w, role=role, normalize=True).contiguous() for x, role in ((q, 'query'), (k, 'key')))
+    return phi_q, phi_k
 
 
-def features_plain_backward(x, w, phi, d_phi):
+def features_plain_backward(x: torch.Tensor, w: torch.Tensor, phi: torch.Tensor, d_phi: torch.Tensor) -> torch.Tensor:
     """dx from dφ: with e = φ∘dφ, dx̂ = eᵀw, and dx is dx̂ without its part along x̂, over ‖x‖.
 
     ‖x̂‖²/2 is constant but for vectors too short to be stretched; what its gradient adds lies along x̂.

@@ -6,6 +6,8 @@ q, k and v are read from qkv (B, N, 3, K, D) by strides and z is written as (B, 
 launches forward, seven backward.
 """
 
+from typing import Any
+
 import torch
 
 from ..bias import Bias
@@ -54,7 +56,15 @@ def fused_qkv(
 
 
 @fused_qkv.register_fake
-def _(qkv, w, bias, far, height, width, causal):
+def _(
+    qkv: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    height: int,
+    width: int,
+    causal: bool,
+) -> tuple[torch.Tensor, ...]:
     q, _, v = _unpacked(qkv)
     phi_q, phi_k = (v.new_empty(*v.shape[:3], w.shape[1], dtype=torch.float32) for _ in range(2))
     z = torch.empty_like(qkv[:, :, 0], memory_format=torch.contiguous_format)
@@ -97,26 +107,43 @@ def fused_qkv_backward(
             d_v.copy_(plain[2])
             return d_qkv, *plain[3:]
         forward = saved(z.transpose(1, 2), den, shift, log_c, heads, state)
-        d_phi_q, d_phi_k, *others = run_backward(phi_q, phi_k, v, table, beyond, p, forward, grad, d_v, bias_grad)
+        grads = run_backward(phi_q, phi_k, v, table, beyond, p, forward, grad, d_v, bias_grad)
+        d_phi_q, d_phi_k, d_bias, d_far = grads
         run_features_backward(q, k, w, phi_q, phi_k, d_phi_q, d_phi_k, d_q, d_k, feature_precision())
-        return d_qkv, *bias_gradients(*others, v, far, bias_grad)
+        return d_qkv, *bias_gradients(d_bias, d_far, v, far, bias_grad)
 
 
 @fused_qkv_backward.register_fake
 def _(
-    qkv, w, bias, far, z, phi_q, phi_k, den, shift, log_c, heads, state, grad, height, width, causal, bias_grad
-):  # fmt: skip
+    qkv: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    z: torch.Tensor,
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    den: torch.Tensor,
+    shift: torch.Tensor,
+    log_c: torch.Tensor,
+    heads: torch.Tensor,
+    state: torch.Tensor,
+    grad: torch.Tensor,
+    height: int,
+    width: int,
+    causal: bool,
+    bias_grad: bool,
+) -> tuple[torch.Tensor, ...]:
     d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     return d_qkv, *fake_bias_gradients(qkv, bias, far, bias_grad)
 
 
-def _save_qkv(ctx, inputs, output):
+def _save_qkv(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     *tensors, ctx.height, ctx.width, ctx.causal = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *output)
 
 
-def _differentiate_qkv(ctx, grad, *_):
+def _differentiate_qkv(ctx: Any, grad: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor | None, ...]:
     if grad is None:
         return (None,) * 7
     bias, far = ctx.needs_input_grad[2:4]

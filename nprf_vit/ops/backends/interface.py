@@ -32,10 +32,12 @@ class Case(NamedTuple):
     @staticmethod
     def of(phi_q: torch.Tensor, v: torch.Tensor, bias: Bias | None, grid: Grid, causal: bool, positive: bool) -> 'Case':
         """The case of a call with features phi_q (..., M) and values v (..., D)."""
-        radius = None
+        radius = cells = None
         if bias is not None and bias.far is not None:
             radius = (bias.table.shape[1] // 2, bias.table.shape[2] // 2)
-        cells = None if bias is None else bias.cells
+        if bias is not None and bias.cells is not None:
+            h, w = bias.cells  # `kernel_attention` made a pair of a sequence's
+            cells = (h, w)
         sizes, dtypes = (phi_q.shape[-1], v.shape[-1]), (phi_q.dtype, v.dtype)
         return Case(grid, *sizes, causal, bias is not None, radius, positive, v.device.type, *dtypes, cells)
 

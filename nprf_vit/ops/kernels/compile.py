@@ -87,9 +87,11 @@ def _read_nvidia(compiled: Any) -> tuple[int, int, bool]:
 
 def _read_amd(compiled: Any) -> tuple[int, int, bool]:
     text = compiled.asm['amdgcn']
-    registers = int(re.search(r'\.vgpr_count:\s*(\d+)', text)[1])
-    spilled = int(re.search(r'\.vgpr_spill_count:\s*(\d+)', text)[1])
-    return registers, 4 * spilled, bool(_TENSOR_CORE.search(text))
+    registers = re.search(r'\.vgpr_count:\s*(\d+)', text)
+    spilled = re.search(r'\.vgpr_spill_count:\s*(\d+)', text)
+    if registers is None or spilled is None:
+        raise RuntimeError(f'the assembly says nothing of registers: {text[:200]}')
+    return int(registers[1]), 4 * int(spilled[1]), bool(_TENSOR_CORE.search(text))
 
 
 def _run(tool: str, *args: str) -> str:

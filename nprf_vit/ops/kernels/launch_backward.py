@@ -16,8 +16,21 @@ from .launch_forward import Forward, Tables
 from .tile_table import patches, tile_count, tile_for
 from .value_gradient import value_gradient
 
+Stats = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # shift, delta, ratio: B, K, N each
 
-def run_backward(phi_q, phi_k, v, bias, far, p: Problem, forward: Forward, g, d_v: torch.Tensor, bias_grad: bool):
+
+def run_backward(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    p: Problem,
+    forward: Forward,
+    g: torch.Tensor,
+    d_v: torch.Tensor,
+    bias_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Gradients of phi_q, phi_k, bias and far, and that of v into d_v; six launches, four without a bias gradient."""
     tables = forward.tables
     delta, ratio = (torch.empty_like(forward.den) for _ in range(2))
@@ -34,7 +47,15 @@ def run_backward(phi_q, phi_k, v, bias, far, p: Problem, forward: Forward, g, d_
     return d_q, d_k, d_bias, d_far
 
 
-def _run_gradient_state(phi_q, g, p: Problem, forward: Forward, delta, ratio, d_state) -> None:
+def _run_gradient_state(
+    phi_q: torch.Tensor,
+    g: torch.Tensor,
+    p: Problem,
+    forward: Forward,
+    delta: torch.Tensor,
+    ratio: torch.Tensor,
+    d_state: torch.Tensor,
+) -> None:
     (b, k, n, m), d, linear = phi_q.shape, g.shape[-1], has_linear_term(p)
     tile = tile_for('gradient_state', g)
     block_m = min(block(m), tile.features)
@@ -72,7 +93,17 @@ def _run_gradient_state(phi_q, g, p: Problem, forward: Forward, delta, ratio, d_
     )
 
 
-def _run_feature_gradient(of_queries, own, other, phi, state, p: Problem, tables: Tables, stats, long) -> torch.Tensor:
+def _run_feature_gradient(
+    of_queries: bool,
+    own: torch.Tensor,
+    other: torch.Tensor,
+    phi: torch.Tensor,
+    state: torch.Tensor,
+    p: Problem,
+    tables: Tables,
+    stats: Stats,
+    long: bool,
+) -> torch.Tensor:
     (b, k, n, m), d = phi.shape, own.shape[-1]
     tile = tile_for('feature_gradient', own, p)
     rows, cols, other_rows, other_cols = patches(tile, p)
@@ -120,7 +151,17 @@ def _run_feature_gradient(of_queries, own, other, phi, state, p: Problem, tables
     return out
 
 
-def _run_value_gradient(phi_q, phi_k, g, p: Problem, tables: Tables, stats, d_state, d_v, long) -> None:
+def _run_value_gradient(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    g: torch.Tensor,
+    p: Problem,
+    tables: Tables,
+    stats: Stats,
+    d_state: torch.Tensor,
+    d_v: torch.Tensor,
+    long: bool,
+) -> None:
     (b, k, n, m), d = phi_q.shape, g.shape[-1]
     tile = tile_for('value_gradient', g, p)
     rows, cols, other_rows, other_cols = patches(tile, p)
@@ -166,7 +207,18 @@ def _run_value_gradient(phi_q, phi_k, g, p: Problem, tables: Tables, stats, d_st
     )
 
 
-def _run_bias_gradient(phi_q, phi_k, v, g, bias, far, p: Problem, tables: Tables, stats, long):
+def _run_bias_gradient(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    bias: torch.Tensor,
+    far: torch.Tensor | None,
+    p: Problem,
+    tables: Tables,
+    stats: Stats,
+    long: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     (b, k, n, m), d = phi_q.shape, v.shape[-1]
     tile = tile_for('bias_gradient_parts', v)
     block_m = min(block(m), tile.features)

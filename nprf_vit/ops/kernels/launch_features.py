@@ -11,7 +11,9 @@ from .launch import block, is_long, launch, strides
 from .tile_table import tile_for
 
 
-def run_features(q, k, w, precision: str):
+def run_features(
+    q: torch.Tensor, k: torch.Tensor, w: torch.Tensor, precision: str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """phi_q, phi_k (B, K, N, M) of normalized queries and keys; one launch."""
     (b, heads, n, d), m = q.shape, w.shape[1]
     phi_q, phi_k = (torch.empty(b, heads, n, m, dtype=torch.float32, device=q.device) for _ in range(2))
@@ -44,7 +46,18 @@ def run_features(q, k, w, precision: str):
     return phi_q, phi_k
 
 
-def run_features_backward(q, k, w, phi_q, phi_k, d_phi_q, d_phi_k, d_q, d_k, precision: str) -> None:
+def run_features_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    w: torch.Tensor,
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    d_phi_q: torch.Tensor,
+    d_phi_k: torch.Tensor,
+    d_q: torch.Tensor,
+    d_k: torch.Tensor,
+    precision: str,
+) -> None:
     """Gradients of queries and keys into d_q and d_k; one launch."""
     (b, heads, n, d), m = q.shape, w.shape[1]
     tile = tile_for('feature_map_gradient', q)

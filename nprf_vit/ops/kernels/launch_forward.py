@@ -33,7 +33,9 @@ class Forward(NamedTuple):
     tables: Tables
 
 
-def run_prepare(phi_k, v, bias, far, p: Problem) -> Tables:
+def run_prepare(
+    phi_k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, far: torch.Tensor | None, p: Problem
+) -> Tables:
     (b, k, n, m), d = phi_k.shape, v.shape[-1]
     tables = 0 if bias is None else k
     entries = 0 if bias is None else bias[0].numel()
@@ -80,7 +82,15 @@ def run_prepare(phi_k, v, bias, far, p: Problem) -> Tables:
     return Tables(c, log_c, heads, state, parts)
 
 
-def run_forward(phi_q, phi_k, v, bias, far, p: Problem, z: torch.Tensor) -> Forward:
+def run_forward(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    p: Problem,
+    z: torch.Tensor,
+) -> Forward:
     """Attention into z; two launches, one where there is neither a bias nor a linear term."""
     (b, k, n, m), d = phi_q.shape, v.shape[-1]
     tables = run_prepare(phi_k, v, bias, far, p)

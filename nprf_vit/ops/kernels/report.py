@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -15,9 +16,9 @@ from .variants import Variant, launches_of
 _MUST_NOT_SPILL = ('sm_80', 'sm_90')
 
 
-def distinct_launches(variants: Iterable[Variant]) -> dict[tuple, tuple[Variant, Launch]]:
+def distinct_launches(variants: Iterable[Variant]) -> dict[tuple[Any, ...], tuple[Variant, Launch]]:
     """One launch of each kind: kernel, constants and types."""
-    found: dict[tuple, tuple[Variant, Launch]] = {}
+    found: dict[tuple[Any, ...], tuple[Variant, Launch]] = {}
     for variant in variants:
         for launch in (x for part in launches_of(variant) for x in part):
             names = launch.kernel.arg_names
@@ -27,7 +28,7 @@ def distinct_launches(variants: Iterable[Variant]) -> dict[tuple, tuple[Variant,
     return found
 
 
-def compile_variants(variants: Iterable[Variant], targets: list[str]) -> list[dict]:
+def compile_variants(variants: Iterable[Variant], targets: list[str]) -> list[dict[str, Any]]:
     """A row per kernel and target; `variant` is the first layer that has this launch, `fits` whether it can run."""
     rows = []
     work = [(target, *x) for target in targets for x in distinct_launches(variants).values()]
@@ -42,7 +43,7 @@ def compile_variants(variants: Iterable[Variant], targets: list[str]) -> list[di
     return rows
 
 
-def faults(rows: list[dict]) -> list[str]:
+def faults(rows: list[dict[str, Any]]) -> list[str]:
     """What keeps a row from being good: it does not compile or fit, or spills where it must not."""
     found = []
     for row in rows:
