@@ -81,14 +81,14 @@ def extra_memory() -> list[str]:
     return [f'{100 * max(shares) - 100:.0f}']
 
 
-def quotients_apart() -> list[str]:
-    """Percent between the median of ratios and the quotient of median seconds, at most."""
-    apart = []
-    for r in rows('models'):
-        if r['model'] in (models.OURS, models.EXTENDED):
-            quotient = model_row(models.DEIT, r['pixels'], r['mode'])['seconds'] / r['seconds']
-            apart.append(abs(quotient / r['speed_over_deit'] - 1))
-    return [f'{100 * max(apart):.0f}']
+def cells_over_deit() -> list[str]:
+    return [speed(models.CELLS, pixels) for pixels in (1024, 2048)]
+
+
+def cells_over_swin() -> list[str]:
+    keys = ((pixels, name) for pixels in (1024, 1536, 2048) for name in (models.SWIN, models.CELLS))
+    seconds = [model_row(name, pixels)['seconds'] for pixels, name in keys]
+    return [f'{theirs / ours:.2f}' for theirs, ours in zip(seconds[::2], seconds[1::2])]
 
 
 def over_extended(pixels: int, key: str = 'speed_over_deit') -> float:
@@ -143,6 +143,8 @@ ZOO = ('nprf_deit_tiny', 'nprf_deit_small', 'nprf_deit_base')
 ZOO += ('nprf_deit_base_norpe', 'prf_deit_base', 'softmax_deit_base')
 QUOTES = {
     'README.md': {
+        '{} and {} times as fast as that DeiT at 1024 and 2048 px, and 4096 px': cells_over_deit,
+        'the model with cells is {} and {} times as fast as Swin there': lambda: cells_over_swin()[::2],
         'inference takes at most {} % more memory than a DeiT without any bias': extra_memory,
         'n^{} and n^{}; {} times as fast at 40,960 tokens': lambda: [
             exponent(FORWARD, SDPA),
@@ -176,7 +178,8 @@ QUOTES = {
         ],
         'ours is faster from 32×32 on: {} times at 96×96 beside the mask, {} times at 128×128 beside': layer_wins,
         'at 14×14 forward beside the mask ({} times its time, {} times its memory; forward+backward': layer_losses,
-        'differ from it by up to {} % here': quotients_apart,
+        'With cells it is {} times as fast as that DeiT at 1024 px and {} times at 2048 px': cells_over_deit,
+        'The model with cells is {}, {} and {} times as fast as Swin at 1024, 1536 and 2048 px': cells_over_swin,
         '`fft`, ours is {} times as fast in {} % more memory': lambda: [speed(models.OURS, 2048), *extra_memory()],
         'is {} times as fast as our extended model at 1024 px': lambda: swin()[:1],
         'at 2048 px the extended model is {} times as fast as Swin': lambda: [f'{1 / over_extended(2048):.2f}'],
