@@ -56,6 +56,18 @@ def resolutions() -> list[dict]:
     ]
 
 
+def cell_borders() -> list[dict]:
+    names = {
+        'way': 'bias',
+        'border_energy': 'steps at borders / within',
+        'from_interpolate': 'distance from interpolate',
+    }
+    return [
+        {'image side': f'{r["pixels"]} px', **{said: r[key] for key, said in names.items()}, 'top-1': r['top1']}
+        for r in read_csv(report.RESULTS / 'cell_borders.csv')
+    ]
+
+
 TABLES = {
     'approximation': approximation,
     'approximation_samples': approximation_samples,
@@ -65,4 +77,5 @@ TABLES = {
     'stability': lambda: stability.report(shipped('stability')),
     'bits_per_dim': lambda: bits_per_dim.report(shipped('bits_per_dim')),
     'resolution': resolutions,
+    'cell_borders': cell_borders,
 }

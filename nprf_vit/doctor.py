@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ import torch
 from tqdm import tqdm
 
 from .diagnosis import peers
-from .diagnosis.cases import CASES, Case, Finding, write_findings
+from .diagnosis.cases import CASES, Case, Finding
 from .diagnosis.device import examine
+from .engine.output.csv_file import write_rows
 from .errors import first_line
 from .ops import dispatch, kernel_attention, reference
 from .ops.backends import fused_support, interface
@@ -267,7 +269,7 @@ def main(argv: list[str] | None = None) -> int:
         findings, wrong = findings + more, wrong + found
         findings += time_backends(device, backends, sides, rounds, args.seconds)
     if args.csv:
-        write_findings(args.csv, findings)
+        write_rows(args.csv, [{**asdict(finding), 'value': f'{finding.value:.4g}'} for finding in findings])
     if wrong:
         print(f'NOT SOUND: {"; ".join(wrong)}')
         return 1

@@ -3,10 +3,8 @@
 # B batch, K heads, N tokens, M features, D head dim, H×W grid
 """
 
-import csv
 import math
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,10 +69,3 @@ class Finding:
     quantity: str
     case: str
     value: float
-
-
-def write_findings(path: Path, findings: list[Finding]) -> None:
-    with path.open('w', newline='', encoding='utf-8') as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Finding)], lineterminator='\n')
-        writer.writeheader()
-        writer.writerows({**asdict(finding), 'value': f'{finding.value:.4g}'} for finding in findings)

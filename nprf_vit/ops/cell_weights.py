@@ -154,10 +154,12 @@ class SpectralWeights:
 
     def _apply(self, sums: torch.Tensor, spectrum: torch.Tensor) -> torch.Tensor:
         x = self._by_head(sums)
-        out = (x.sum(1, keepdim=True) * self.mean.to(x.dtype)).expand_as(x).contiguous()  # K, g, C
+        out = torch.empty_like(x)  # K, g, C
         for e in self._channels(x):
-            y = toeplitz.inverse_transform(self._transform(x[..., e]).mul_(spectrum), self.padded, *self.cells)
-            out[..., e] += y.flatten(2).transpose(1, 2)
+            some = x[..., e].to(self.c.dtype)
+            y = toeplitz.inverse_transform(self._transform(some).mul_(spectrum), self.padded, *self.cells)
+            # in the transforms' dtype: where c is small, what the mean brings is taken away again
+            out[..., e] = y.flatten(2).transpose(1, 2).add_(some.sum(1, keepdim=True) * self.mean)
         return out.view_as(sums)
 
     def _transform(self, x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from nprf_vit.config.yaml_file import load_config, make_config
-from nprf_vit.engine.model import build_model, input_size, load_exact
+from nprf_vit.data.transforms import model_input_size
+from nprf_vit.engine.model import build_model, load_exact
 from nprf_vit.engine.output.csv_file import read_rows
 from nprf_vit.errors import InputError
 from tests.engine.running import ROOT, assert_same_end, config_file, launch, run_here, small_config
@@ -20,7 +21,7 @@ def test_a_rectangle_from_a_file_and_from_the_command_line(tmp_path):
     for text in ('img_size=[8, 12]', 'img_size=[8,12]'):
         config = load_config(file, [text])
         assert config.img_size == (8, 12) and config.to_dict()['img_size'] == [8, 12]
-        assert input_size(config, build_model(config)) == (1, 8, 12)
+        assert model_input_size(config, build_model(config)) == (1, 8, 12)
     assert load_config(file, ['img_size=[8, 8]']).img_size == 8
     for text, message in (('[8]', 'one side or'), ('[8, 0]', 'below'), ('[8, 8.5]', 'an integer'), ('a', 'an integer')):
         with pytest.raises(InputError, match=message):
@@ -41,7 +42,7 @@ def test_a_rectangle_trains_resumes_and_validates(tmp_path):
     config = load_config(tmp_path / 'out' / 'config.yaml')
     model = build_model(config, fresh=False).eval()
     load_exact(model, last['state_dict'], 'last.pt')
-    image = torch.randn(1, *input_size(config, model))
+    image = torch.randn(1, *model_input_size(config, model))
     torch.testing.assert_close(torch.export.export(model, (image,)).module()(image), model(image))
 
 
@@ -74,7 +75,7 @@ def test_a_short_run_of_every_shipped_config(name):
 def test_a_convolutional_network_needs_no_img_size():
     config = make_config({'model': 'resnet18', 'lr': 1e-3, 'img_size': 64, 'num_classes': 10})
     model = build_model(config)
-    assert model(torch.zeros(1, *input_size(config, model))).shape == (1, 10)
+    assert model(torch.zeros(1, *model_input_size(config, model))).shape == (1, 10)
     again = build_model(config)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
 

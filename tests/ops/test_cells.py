@@ -63,6 +63,15 @@ def test_by_fft(shape, std, dtype, by_fft):
     check(make_case(**shape, std=std, dtype=dtype), 'cells')
 
 
+@pytest.mark.parametrize('peak', [6.0, 15.0, 20.0, 25.0])
+@pytest.mark.parametrize('shape', [{'grid_size': (11, 13), 'cells': (5, 7)}, {'n': 65, 'cells': 8}], ids=str)
+def test_by_fft_under_a_peak(shape, peak, by_fft):
+    """float64 inside, sums with the mean of c included: a row that does not see the peak is what is left of it."""
+    case = make_case(**shape, std=0.1, dtype=torch.float32)
+    case.bias.view(2, -1)[:, 0] = peak
+    check(case, 'cells', names=['v', 'phi_q'])
+
+
 @DTYPES
 @pytest.mark.parametrize('backend', BACKENDS)
 @pytest.mark.parametrize('std', [20.0, 80.0, 750.0])

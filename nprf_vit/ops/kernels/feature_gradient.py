@@ -85,6 +85,7 @@ def feature_gradient(
     log_far, c_far, local = 0.0, 1.0, True
     if BIAS == 'window':
         log_far = tl.load(heads + h * HEAD_ROW + FAR)
+    if LOCAL:
         c_far = tl.load(heads + h * HEAD_ROW + C_FAR)
         local = tl.load(heads + h * HEAD_ROW + WIDE) + tl.load(heads + h * HEAD_ROW + LOST) == 0
     rows = load_rows(a_base, tokens, exists, a_stride_n, 0, d, BLOCK_D, LONG)

@@ -64,7 +64,7 @@ def pair_weights(
             log_table, log_far, q_tokens, k_tokens, seen, width, radius_y, radius_x, BIAS == 'full', QUERIES_FIRST
         )
     weight = tl.exp2(tl.minimum(logs - log_scale, LARGEST))
-    if BIAS == 'window':
+    if BIAS == 'window' and not CAUSAL:
         if without:
             weight -= tl.exp2(tl.minimum(log_far - log_scale, LARGEST))
     return tl.where(seen, weight * inverse, 0.0)

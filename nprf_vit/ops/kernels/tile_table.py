@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from .launch import Problem, has_linear_term
+from .launch import Problem
 
 
 class Tile(NamedTuple):
@@ -18,8 +18,8 @@ class Tile(NamedTuple):
 
 # kernel: half-precision values, D ≤ 64 and D ≤ 128; float32 values, D ≤ 64 and D ≤ 128. The largest tile of those tried
 # that spills nothing on sm_80 and sm_90 for 32, 64 and 256 features. Above each row the registers per thread on sm_80
-# with 32 features, of 255 that there are (`python -m nprf_vit.doctor --targets sm_80` has all). What has a linear term,
-# a window or no bias at all, has rows of its own.
+# with 32 features, of 255 that there are (`python -m nprf_vit.doctor --targets sm_80` has all). A window, or no bias at
+# all, has rows of its own.
 TABLE: dict[str, tuple[Tile, Tile, Tile, Tile]] = {
     # 64, 112, 149, 200; 64 features at a time spill 8 bytes at D = 128, 104 in float32
     'prepare': (Tile(32, 0, 64, 4), Tile(32, 0, 32, 4), Tile(32, 0, 64, 4), Tile(32, 0, 32, 4)),
@@ -36,11 +36,18 @@ TABLE: dict[str, tuple[Tile, Tile, Tile, Tile]] = {
     # 128, 142, 255, 254; float32 and D = 128 with 64 rows spill 24 bytes on sm_90
     'feature_gradient': (Tile(64, 32, 64, 4), Tile(64, 32, 64, 4), Tile(64, 32, 32, 4), Tile(32, 16, 32, 8)),
     # 195, 225, 255, 190; float32 and D = 128 with 32 rows spill 648 bytes
-    'feature_gradient, window': (Tile(64, 32, 64, 4), Tile(64, 32, 32, 4), Tile(64, 32, 32, 4), Tile(16, 16, 32, 4)),
+    'feature_gradient, window': (Tile(64, 32, 64, 4), Tile(64, 32, 32, 8), Tile(64, 32, 32, 4), Tile(16, 16, 32, 4)),
+    # 32 keys instead of 16 spill 8 bytes in float32
+    'feature_gradient, causal window': (
+        Tile(64, 32, 64, 4),
+        Tile(64, 32, 32, 8),
+        Tile(64, 16, 32, 4),
+        Tile(16, 16, 32, 4),
+    ),
     # 148, 128, 168, 228; 64 features at a time spill 40 bytes with 256
     'value_gradient': (Tile(64, 32, 32, 8), Tile(64, 32, 64, 8), Tile(64, 32, 32, 4), Tile(64, 16, 32, 8)),
     # 235, 214, 255, 212
-    'value_gradient, window': (Tile(64, 32, 32, 4), Tile(64, 32, 64, 8), Tile(64, 32, 32, 4), Tile(64, 16, 32, 8)),
+    'value_gradient, window': (Tile(64, 16, 32, 8), Tile(64, 32, 64, 8), Tile(64, 32, 32, 4), Tile(64, 16, 32, 8)),
     # 168, 140, 252, 192; float32 with 32 columns spills 168 bytes on sm_90
     'bias_gradient_parts': (Tile(32, 8, 64, 4), Tile(32, 8, 64, 4), Tile(16, 8, 32, 4), Tile(16, 8, 32, 4)),
 }
@@ -52,8 +59,11 @@ _OTHER = {16: (1, 16), 32: (2, 16), 64: (4, 16)}
 
 def tile_for(kernel: str, v: torch.Tensor, p: Problem | None = None) -> Tile:
     """The tile for values (or queries) of this dtype and head dim."""
-    if p is not None and has_linear_term(p) and f'{kernel}, window' in TABLE:
-        kernel = f'{kernel}, window'
+    if p is not None and p.bias != 'full':
+        names = [f'{kernel}, window', kernel]
+        if p.causal:
+            names.insert(0, f'{kernel}, causal window')
+        kernel = next(name for name in names if name in TABLE)
     return TABLE[kernel][2 * (v.dtype == torch.float32) + (v.shape[-1] > 64)]
 
 

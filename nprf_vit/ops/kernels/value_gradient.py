@@ -80,6 +80,7 @@ def value_gradient(
     log_far, local = 0.0, True
     if BIAS == 'window':
         log_far = tl.load(heads + h * HEAD_ROW + FAR)
+    if LOCAL:
         local = tl.load(heads + h * HEAD_ROW + WIDE) + tl.load(heads + h * HEAD_ROW + LOST) == 0
     keys = load_rows(k_base, tokens, exists, k_stride_n, 0, m, BLOCK_M, LONG)
     acc = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
