@@ -240,3 +240,9 @@ def test_bad_inputs():
         layer(torch.randn(1, 3, 3, 16), is_causal=True)
     with pytest.raises(ValueError, match=r'expected \(B, H, W, C\) or \(B, N, C\)'):
         layer(torch.randn(9, 16))
+
+
+def test_a_backend_without_cells_says_so_on_a_sequence():
+    layer = KernelAttention(16, 2, feature_dim=8, rel_pos_size=(4,), rel_pos_extend='cells', attn_backend='fused')
+    with pytest.raises(ValueError, match="'fused' cannot serve.*between 1x4 cells"):
+        layer(torch.randn(1, 8, 16))
