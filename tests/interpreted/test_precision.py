@@ -10,6 +10,7 @@ import torch
 
 from nprf_vit.ops import reference
 from nprf_vit.ops.attention import packed_attention
+from nprf_vit.ops.dispatch import BACKENDS
 from nprf_vit.ops.features import draw_projection
 
 from .cases import errors, make, run
@@ -83,7 +84,7 @@ def test_exponents_keep_float32s_digits(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     qkv, w = torch.randn(1, 6, 3, 2, 24, generator=generator), draw_projection(2, 20, 24)
     emulate(monkeypatch, 'tf32x3')
-    z = packed_attention(qkv, w)
+    z = packed_attention(BACKENDS['fused'].run, qkv, w)
     q, k, v = qkv.double().permute(2, 0, 3, 1, 4).unbind(0)
     phi = [reference.features(x / x.norm(dim=-1, keepdim=True), w.double()) for x in (q, k)]
     expected = reference.attention(*phi, v).transpose(1, 2)
