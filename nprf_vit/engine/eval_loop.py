@@ -14,6 +14,7 @@ from nprf_vit.engine.tasks.base import Task
 from nprf_vit.engine.transfer import BatchTransfer
 from nprf_vit.errors import BadImage
 
+Observer = Callable[[str, torch.Tensor, torch.Tensor, torch.Tensor | None], None]
 Sums = dict[tuple[str, str], torch.Tensor]  # by the prefix of a model and the name of a sum
 
 
@@ -26,6 +27,7 @@ def evaluate(
     num_images: int | None,
     autocast: Autocast = contextlib.nullcontext,
     interrupted: Callable[[], bool] = lambda: False,
+    observe: Observer | None = None,
 ) -> dict[str, float] | None:
     """Metrics of several models (the model and its EMA) from one pass over the data; None if interrupted.
 
@@ -37,6 +39,7 @@ def evaluate(
         batches: this rank's share; a stream's batches have no indices.
         num_images: how many images all ranks together must see; None for a stream that does not say.
         interrupted: asked before every batch; when one rank says yes, all of them leave without a result.
+        observe: told of every batch the model's prefix, the logits, the targets and the indices.
     """
     training = {prefix: model.training for prefix, model in models.items()}
     for model in models.values():
@@ -63,6 +66,8 @@ def evaluate(
                 logits, targets = logits.cpu(), targets.cpu()
             for name, value in task.measure(logits, targets, batch.indices).items():
                 sums[prefix, name] = sums.get((prefix, name), 0) + value
+            if observe is not None:
+                observe(prefix, logits, targets, batch.indices)
     for prefix, model in models.items():
         model.train(training[prefix])
     place.heartbeat.enter(Phase.SUMMING)

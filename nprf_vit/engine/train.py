@@ -1,7 +1,6 @@
 """A training run from its configuration to its last line."""
 
 import contextlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,16 @@ from nprf_vit.engine.checkpoint.state import Progress, restore
 from nprf_vit.engine.distributed.process_group import Place
 from nprf_vit.engine.distributed.watchdog import Phase
 from nprf_vit.engine.output.folder import Output, check_output, check_space
+from nprf_vit.engine.output.metric_loggers import check_loggers, open_loggers
 from nprf_vit.engine.output.report import model_title
 
-from ..errors import InputError
+from ..data.samples import EvalSamples
+from ..errors import first_line
 from .build import Training, build_training
+from .hard_images import describe, write_hard_images
 from .loss_meter import LossMeter
 from .output import curves
+from .run_report.page import NAME, write_report
 from .train_loop import Loop
 
 
@@ -41,8 +44,7 @@ def train(
         if restarted(folder, place):
             resume = 'auto'
         check_output(folder, config, resume)
-        if config.tensorboard and importlib.util.find_spec('tensorboard') is None:
-            raise InputError('tensorboard: true needs the package tensorboard: install nprf_vit[tensorboard]')
+        check_loggers(config)
         run, meter, progress, found = _begin(config, place, folder, resume)
         place.barrier()  # every rank has looked into the folder before one writes to it
         messages = place.from_main(lambda: _prepare(run, progress, output, found, stack))
@@ -58,8 +60,26 @@ def train(
         if not loop.go():
             loop.report.say(f'stopped at step {progress.step}; {loop.saver.newest()}; continue with --resume auto')
             return None
+        _write_report(loop, place)
     loop.report.say(_closing(run, progress, folder))
     return progress.history[-1]
+
+
+def _write_report(loop: Loop, place: Place) -> None:
+    """report.html, and what it shows of the last evaluation. The run is over and saved: a failure is one line."""
+    answers = [] if loop.hard is None else loop.hard.gather(place)  # all ranks
+    if not place.is_main:
+        return
+    folder = loop.output.folder
+    try:
+        loop.output.lock.check()
+        evaluation = loop.run.evaluation
+        samples = getattr(evaluation and evaluation.batches, 'dataset', None)
+        if loop.hard is not None and answers and isinstance(samples, EvalSamples):
+            write_hard_images(folder, describe(answers, samples, loop.run.model, loop.hard))
+        write_report(folder)
+    except Exception as error:
+        loop.report.say(f'no {folder / NAME}: {type(error).__name__}: {first_line(error)}')
 
 
 def _begin(
@@ -89,7 +109,11 @@ def _prepare(
     """The output folder, ours alone, as it was at the checkpoint and with room for the next; returns messages."""
     messages = output.open(run.config, run.place.world, stack)
     check_space(output.folder, _checkpoint_bytes(run))
-    return messages + output.continue_from(progress.step, progress.history, found.passed_over)
+    messages += output.continue_from(progress.step, progress.history, found.passed_over)
+    output.loggers = open_loggers(run.config, output.folder, progress.step)
+    if output.biases is not None and not progress.step:
+        output.biases.add(run.model, step=0, epoch=0)
+    return messages
 
 
 def _checkpoint_bytes(run: Training) -> int:

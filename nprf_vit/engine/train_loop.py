@@ -17,6 +17,7 @@ from nprf_vit.errors import BadImage, RunError
 from .build import Training
 from .eval_loop import evaluate
 from .faults import Faults
+from .hard_images import HardImages
 from .loss_meter import LossMeter, Span
 from .train_step import Clock, Outcome, PendingStep, Requests, compute_gradients, finish_step, start_update
 
@@ -40,13 +41,15 @@ class Loop:
         self.run, self.progress, self.meter, self.should_stop = run, progress, meter, should_stop
         place, steps = run.place, run.data.steps_per_epoch
         self.report = Reporter(
-            run.config, output.folder, run.total_steps, steps, progress.step, place.is_main, run.task
+            run.config, output.folder, run.total_steps, steps, progress.step, place.is_main, run.task, output.loggers
         )
         self.report.check = output.lock.check
         self.output, self.log = output, output.steps
         self.faults = Faults(run, progress, output.folder, output.skips)
         self.saver = Saver(run.config, place, output, self.report.say)
         self.epoch_clock, self.interval_clock = Clock(), Clock()
+        self.report.epochs_done = len(progress.history)
+        self.hard: HardImages | None = None  # of the last evaluation
 
     def go(self) -> bool:
         """Train to the end; False if asked to stop on the way."""
@@ -160,11 +163,18 @@ class Loop:
         row |= metrics | {'images_per_s': round(speed, 1), 'data_wait': round(clock.wait_share, 4)}
         row['seconds'] = round(time.perf_counter() - clock.started, 2)
         self.progress.history.append(row)
+        self._note_biases(epoch)
         try:
             self._save_epoch(row, bool(metrics) and self._is_best(row))
         finally:
             self.report.end_epoch(self.progress.history)  # the numbers are known, whatever the disk says
         return True
+
+    def _note_biases(self, epoch: int) -> None:
+        log = self.output.biases
+        if log is not None and log.due(epoch, self.run.config.epochs):
+            log.add(self.run.model, self.progress.step, epoch)
+            self.report.attempt(log.flush)
 
     def _save_epoch(self, row: dict[str, Any], best: bool) -> None:
         """Write the epoch's checkpoints; after the last epoch also the results, with retries."""
@@ -195,6 +205,9 @@ class Loop:
     def evaluate(self) -> dict[str, float] | None:
         run, evaluation = self.run, self.run.evaluation
         assert evaluation is not None, 'a run on synthetic images is not evaluated'
+        if len(self.progress.history) + 1 == run.config.epochs:
+            prefix = 'ema_' if run.config.eval_metric.startswith('ema_') else ''
+            self.hard = HardImages(evaluation.task, prefix)
         try:
             return evaluate(
                 run.evaluated_models(),
@@ -204,6 +217,7 @@ class Loop:
                 evaluation.num_images,
                 evaluation.autocast,
                 self._interrupted,
+                None if self.hard is None else self.hard.observe,
             )
         except BadImage:
             if not run.data.is_stream:

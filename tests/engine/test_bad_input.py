@@ -96,7 +96,7 @@ def test_checkpoint_that_would_execute_code(tmp_path):
         ({'pretrained': True}, 'no weights are published for nprf_deit_tiny: give --checkpoint FILE'),
         ({'model_kwargs': {'patch_size': 2, 'featuredim': 3}}, r'did you mean feature_dim\?'),
         ({'model_kwargs': {'patch_size': 2, 'feature_dim': 0}}, 'feature_dim 0: expected a whole number above 0'),
-        ({'dataset': 'digit'}, 'unknown dataset digit: expected digits, a name that begins with torch/'),
+        ({'dataset': 'digit'}, 'unknown dataset digit: expected digits, torch/cifar10, a name that begins with torch/'),
         ({'model_kwargs': {'patch_size': 2, 'widht': 3}}, 'cannot build model nprf_deit_tiny: .*widht'),
         ({'img_size': 9}, 'cannot build model nprf_deit_tiny: .*9'),
         ({'lr': None}, 'the key lr is missing'),

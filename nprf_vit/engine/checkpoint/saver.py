@@ -52,7 +52,7 @@ class Saver:
 
     def write_last(self, state: dict[str, Any]) -> bool:
         def work() -> None:
-            for log in (self.output.steps, self.output.skips):
+            for log in (self.output.steps, self.output.skips, self.output.biases):
                 if log is not None:
                     log.flush(sync=True)
             save_checkpoint(state, self.folder / LAST, self.config.checkpoint_hist)

@@ -13,9 +13,11 @@ from nprf_vit.engine.checkpoint.file import checkpoints, set_aside
 from nprf_vit.errors import InputError, first_line
 
 from .atomic_file import remove_leftovers, write_text
+from .bias_log import BiasLog
 from .csv_file import write_rows
 from .line_log import SkipLog, StepLog
 from .lock import SoleWriter
+from .metric_loggers import MetricLoggers
 from .provenance import provenance
 
 _LAUNCHES, _LARGEST_LAUNCHES = 'launches.json', 2**24  # bytes; some 500 for each start
@@ -28,6 +30,8 @@ class Output:
         self.folder, self.lock = folder, SoleWriter(folder)
         self.steps: StepLog | None = None
         self.skips: SkipLog | None = None
+        self.biases: BiasLog | None = None
+        self.loggers = MetricLoggers({})
 
     def hold(self, stack: contextlib.ExitStack) -> None:
         """Take the lock on `stack` if there is a folder, so that nothing changes in it any more. Main rank."""
@@ -63,6 +67,7 @@ class Output:
                 (self.folder / 'summary.csv').unlink(missing_ok=True)
             self.steps = StepLog(self.folder / 'steps.csv', step)
             self.skips = SkipLog(self.folder / 'skipped_steps.jsonl', step)
+            self.biases = BiasLog(self.folder / 'rel_pos_bias.jsonl', len(history))
         return messages
 
 

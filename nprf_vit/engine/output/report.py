@@ -15,6 +15,7 @@ from nprf_vit.engine.tasks.base import Task
 
 from . import curves
 from .csv_file import write_rows
+from .metric_loggers import MetricLoggers
 from .numbers import decimals, duration
 
 _QUIET_SECONDS = 60  # between lines of a log file, and between drawings of the curves
@@ -37,7 +38,15 @@ class Reporter:
     """Prints on the main rank only. Without a terminal there is a line a minute instead of the bar."""
 
     def __init__(
-        self, config: Config, folder: Path, total_steps: int, steps_per_epoch: int, step: int, is_main: bool, task: Task
+        self,
+        config: Config,
+        folder: Path,
+        total_steps: int,
+        steps_per_epoch: int,
+        step: int,
+        is_main: bool,
+        task: Task,
+        loggers: MetricLoggers,
     ) -> None:
         self.config, self.folder, self.is_main, self.task = config, folder, is_main, task
         self.total_steps, self.steps_per_epoch = total_steps, steps_per_epoch
@@ -45,12 +54,9 @@ class Reporter:
         self.last_line = self.last_drawing = self.started
         self.bar: Any = None
         self.check: Callable[[], None] = lambda: None  # raises OSError when the folder is no longer ours to write to
-        self.board = self._open_board() if is_main and config.tensorboard else None
-
-    def _open_board(self) -> Any:
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(self.folder / 'tensorboard', purge_step=self.first_step)
+        self.loggers = loggers
+        self.loggers.say = self.say
+        self.epochs_done = 0
 
     def say(self, text: str) -> None:
         if self.is_main:
@@ -93,25 +99,23 @@ class Reporter:
         elif now - self.last_line > _QUIET_SECONDS:
             self.last_line = now
             self.say(f'step {row["step"]}/{self.total_steps}: {text}')
-        if self.board is not None:
-            for name in ('loss', 'lr', 'images_per_s', 'data_wait'):
-                self.board.add_scalar(f'train/{name}', row[name], row['step'])
+        values = {name: row[name] for name in ('loss', 'lr', 'images_per_s', 'data_wait')}
+        self.loggers.log('train', values, row['step'], row['epoch'])
 
     def end_epoch(self, history: list[dict[str, Any]]) -> None:
         """Write summary.csv anew and say how the epoch went."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+        self.epochs_done = len(history)
         if not self.is_main:
             return
         row = history[-1]
         self.attempt(lambda: write_rows(self.folder / 'summary.csv', history))
         self.say(self._epoch_line(row))
         self.last_line = time.perf_counter()
-        if self.board is not None:
-            for name, value in row.items():
-                if name not in ('epoch', 'step') and value is not None:
-                    self.board.add_scalar(f'epoch/{name}', value, row['epoch'])
+        values = {name: value for name, value in row.items() if name not in ('epoch', 'step')}
+        self.loggers.log('epoch', values, row['step'], row['epoch'])
         if time.perf_counter() - self.last_drawing > _QUIET_SECONDS:
             self.draw()
 
@@ -138,5 +142,4 @@ class Reporter:
         self.draw()
         if self.bar is not None:
             self.bar.close()
-        if self.board is not None:
-            self.board.close()
+        self.loggers.close(finished=self.epochs_done == self.config.epochs)

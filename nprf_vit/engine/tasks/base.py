@@ -30,6 +30,15 @@ class Curve(NamedTuple):
     label: str
 
 
+class PerImage(NamedTuple):
+    """How well each image of a batch is done, on the device; None where a task has no classes."""
+
+    loss: torch.Tensor  # B
+    target: torch.Tensor | None = None  # B
+    predicted: torch.Tensor | None = None  # B
+    p: torch.Tensor | None = None  # B: of the predicted class
+
+
 class Task(ABC):
     """One per name of the key `task`, in nprf_vit/engine/tasks/registry.py.
 
@@ -91,6 +100,10 @@ class Task(ABC):
     @abstractmethod
     def measure(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None) -> Sums:
         """Evaluation sums of a batch."""
+
+    def per_image(self, logits: torch.Tensor, targets: torch.Tensor) -> PerImage | None:
+        """For the report's hardest images; None if there is nothing to tell."""
+        return None
 
     @abstractmethod
     def summarize(self, totals: dict[str, float], count: int) -> dict[str, float]:

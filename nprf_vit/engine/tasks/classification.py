@@ -20,7 +20,7 @@ from nprf_vit.data.transforms import eval_transform, mean_and_std, model_input_s
 from nprf_vit.engine.output.numbers import decimals
 from nprf_vit.engine.output.paper_results import paper_row
 
-from .base import Curve, Shown, Sums, Task
+from .base import Curve, PerImage, Shown, Sums, Task
 
 
 class Classification(Task):
@@ -105,6 +105,11 @@ class Classification(Task):
         if self.real_labels is not None and indices is not None:
             sums |= self.real_labels.measure(ranked, indices)
         return sums
+
+    def per_image(self, logits: torch.Tensor, targets: torch.Tensor) -> PerImage:
+        logits = logits.float()
+        p, predicted = logits.softmax(-1).max(-1)
+        return PerImage(F.cross_entropy(logits, targets, reduction='none'), targets, predicted, p)
 
     def summarize(self, totals: dict[str, float], count: int) -> dict[str, float]:
         metrics = {

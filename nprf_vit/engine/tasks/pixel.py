@@ -20,7 +20,7 @@ from nprf_vit.data.split import Split
 from nprf_vit.engine.output.numbers import decimals
 from nprf_vit.engine.output.paper_results import paper_bits
 
-from .base import Curve, Shown, Sums, Task
+from .base import Curve, PerImage, Shown, Sums, Task
 
 
 class PixelLikelihood(Task):
@@ -56,6 +56,9 @@ class PixelLikelihood(Task):
     def measure(self, logits: torch.Tensor, targets: torch.Tensor, indices: torch.Tensor | None) -> Sums:
         bits = self._nats(logits, targets).double().mean(1) / math.log(2)  # B
         return {'bits': bits.sum(), 'bits_squared': bits.square().sum()}
+
+    def per_image(self, logits: torch.Tensor, targets: torch.Tensor) -> PerImage:
+        return PerImage(self._nats(logits, targets).mean(1) / math.log(2))
 
     def summarize(self, totals: dict[str, float], count: int) -> dict[str, float]:
         """The images are a sample: the error is the deviation of their bits over √count."""

@@ -31,6 +31,9 @@ def test_files_of_a_run_on_an_image_folder(tmp_path):
         'summary.csv',
         'steps.csv',
         'curves.png',
+        'report.html',
+        'rel_pos_bias.jsonl',
+        'validation.json',
     }
     assert load_config(out / 'config.yaml').seed == 3
     launch_record = json.loads((out / 'launches.json').read_text(encoding='utf-8'))[0]
