@@ -58,13 +58,20 @@ class ImageSource(Dataset):
         return self.dataset.filename(index, absolute=True)
 
     @property
-    def num_classes(self) -> int | None:
-        """How many classes the dataset has, or None if it does not say."""
+    def class_names(self) -> list[str] | None:
+        """What the dataset calls its classes, by their numbers, or None if it does not say."""
         reader = getattr(self.dataset, 'reader', None)
         for classes in (getattr(reader, 'class_to_idx', None), getattr(self.dataset, 'classes', None)):
             if classes:
-                return len(classes)
+                ordered = sorted(classes, key=classes.__getitem__) if isinstance(classes, dict) else classes
+                return [str(name) for name in ordered]
         return None
+
+    @property
+    def num_classes(self) -> int | None:
+        """How many classes the dataset has, or None if it does not say."""
+        names = self.class_names
+        return None if names is None else len(names)
 
 
 def open_source(config: Config, split: Split) -> ImageSource | IterableImageDataset:

@@ -13,6 +13,7 @@ from nprf_vit.config.schema import Config
 from nprf_vit.data.split import Split
 
 from .arrays import read_arrays
+from .cifar10 import open_cifar10
 from .digits import Digits
 from .folder import open_folder
 from .imagenet32 import BatchImages, PngImages
@@ -103,6 +104,16 @@ DATASETS = (
             'classification': lambda config, split: Digits(_split(config, split)),
             'pixel': lambda config, split: Digits(split).levels[..., None],
         },
+    ),
+    DatasetEntry(
+        'torch/cifar10',
+        'CIFAR-10',
+        Location.FOLDER,
+        {
+            'classification': lambda config, split: open_cifar10(config, _split(config, split)),
+            'pixel': lambda config, split: open_cifar10(config, _split(config, split)).images,
+        },
+        {'train': 50_000, 'validation': 10_000},
     ),
     DatasetEntry('torch/', 'torchvision', Location.FOLDER, {'classification': _by_name(False)}),
     DatasetEntry('hfds/', 'Hugging Face datasets', Location.CACHE, {'classification': _by_name(True)}),

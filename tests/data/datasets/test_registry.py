@@ -11,7 +11,15 @@ def test_one_entry_per_name_and_known_tasks():
 
 
 @pytest.mark.parametrize(
-    'name, found', [('', ''), ('torch/cifar10', 'torch/'), ('digits', 'digits'), ('digits2', None), ('tor', None)]
+    'name, found',
+    [
+        ('', ''),
+        ('torch/cifar100', 'torch/'),
+        ('torch/cifar10', 'torch/cifar10'),
+        ('digits', 'digits'),
+        ('digits2', None),
+        ('tor', None),
+    ],
 )
 def test_names_are_found(name, found):
     entry = find_dataset(name)
@@ -20,7 +28,7 @@ def test_names_are_found(name, found):
 
 def test_a_name_is_for_its_tasks_alone():
     assert find_dataset('arrays', 'pixel') and not find_dataset('arrays', 'classification')
-    assert names_of('pixel') == ['imagenet32_chrabaszcz', 'imagenet32_vandenoord', 'arrays', 'digits']
+    assert names_of('pixel') == ['imagenet32_chrabaszcz', 'imagenet32_vandenoord', 'arrays', 'digits', 'torch/cifar10']
 
 
 def test_counts_are_those_of_the_versions():
