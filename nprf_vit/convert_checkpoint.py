@@ -12,6 +12,7 @@ from torch import nn
 
 from nprf_vit.config.schema import Config
 from nprf_vit.config.yaml_file import dump_config, make_config, override
+from nprf_vit.data.transforms import mean_and_std
 from nprf_vit.engine.checkpoint.file import read_checkpoint
 from nprf_vit.engine.output.atomic_file import write_text
 
@@ -20,6 +21,16 @@ from .errors import InputError
 from .layers import KERNELS
 from .models import KernelVisionTransformer
 from .models.conversion import convert
+from .models.rel_pos_conversion import has_rel_pos_twin, twin_arguments
+
+# arguments of a model that have keys of their own
+_KEYS = {
+    'img_size': 'img_size',
+    'in_chans': 'in_chans',
+    'num_classes': 'num_classes',
+    'drop_rate': 'drop',
+    'drop_path_rate': 'drop_path',
+}
 
 
 def convert_checkpoint(
@@ -35,12 +46,22 @@ def convert_checkpoint(
         twin = convert(model, kernel, feature_dim, seed)
     except ValueError as error:
         raise InputError(f'{checkpoint}: {error}') from None
+    if has_rel_pos_twin(model):
+        return twin, _twin_config(_family_config(config, model), kernel, feature_dim, seed)
     if not isinstance(model, KernelVisionTransformer):
         raise InputError(
             f'{checkpoint} is a {config.model}, whose twin no name in the registry builds: use nprf_vit.convert(model) '
             'in Python'
         )
     return twin, _twin_config(config, kernel, feature_dim, seed)
+
+
+def _family_config(config: Config, model: nn.Module) -> Config:
+    """The configuration of a model of this family that a BEiT or vit_relpos model becomes, its images as they were."""
+    arguments = twin_arguments(model)
+    values = {key: arguments.pop(name) for name, key in _KEYS.items()}
+    mean, std = mean_and_std(config, model)
+    return override(config, model='nprf_deit_base', model_kwargs=arguments, mean=mean, std=std, **values)
 
 
 def _twin_config(config: Config, kernel: str, feature_dim: int, seed: int) -> Config:

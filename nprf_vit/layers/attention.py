@@ -15,11 +15,16 @@ from nprf_vit.ops import draw_projection, feature_map, kernel_attention
 from nprf_vit.ops.attention import packed_attention, packed_backend
 from nprf_vit.ops.backends.dense import dense_kernel_attention
 from nprf_vit.ops.backends.interface import Whole
-from nprf_vit.ops.bias import Bias, DenseBias
+from nprf_vit.ops.bias import AnyBias, Bias, DenseBias, PrefixedBias
 from nprf_vit.ops.dispatch import names
 from nprf_vit.ops.features import FEATURE_MAPS
+from nprf_vit.ops.key_mask import hide_blind_rows, hide_keys
+from nprf_vit.ops.prefix import dense_prefix_attention, prefix_attention
 
-from .rel_pos import RelPosBias, check_grid_size, extend_window
+from .key_mask import as_key_mask
+from .prefix_bias import make_rel_pos_bias
+from .rel_pos import check_grid_size, extend_window
+from .softmax_attention import softmax_attention
 
 KERNELS = (*FEATURE_MAPS, 'softmax')
 
@@ -57,7 +62,10 @@ class KernelAttention(nn.Module):
         normalize: Give queries and keys length one (the paper's NPRF) instead of the scale D^-1/4 each.
         feature_dim: Number of random features M; 'elu' and 'softmax' have none.
         rel_pos_size: Learn a relative position bias of this layer's own, on a grid (H, W) or a sequence (N,).
-        rel_pos_extend: How that bias serves larger grids, 'interpolate', 'extend' or 'cells'; see `RelPosBias`.
+        rel_pos_extend: How that bias serves larger grids, 'interpolate', 'extend', 'cells' or 'clip'; see
+            `RelPosBias`.
+        num_prefix_tokens: Tokens before the grid, such as class and register tokens, which that bias gives numbers of
+            their own; see `PrefixRelPosBias`. Then x is (B, P+N, C).
         causal: No token sees a later one; sequences only.
         attn_backend: Algorithm of `nprf_vit.ops.kernel_attention`.
         seed: Seed of the projection.
@@ -95,6 +103,7 @@ class KernelAttention(nn.Module):
         norm_layer: type[nn.Module] = nn.LayerNorm,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        num_prefix_tokens: int = 0,
     ) -> None:
         super().__init__()
         dd: dict[str, Any] = {'device': device, 'dtype': dtype}
@@ -126,7 +135,8 @@ class KernelAttention(nn.Module):
         self.rel_pos_bias = None
         if rel_pos_size is not None:
             check_grid_size(rel_pos_size, 'rel_pos_size')
-            self.rel_pos_bias = RelPosBias(rel_pos_size, num_heads, kernel == 'softmax', rel_pos_extend, **dd)
+            table = rel_pos_size, num_heads, kernel == 'softmax', rel_pos_extend
+            self.rel_pos_bias = make_rel_pos_bias(*table, num_prefix_tokens, **dd)
         w = None
         if self.has_projection:
             w = torch.empty(num_heads, feature_dim, self.head_dim, device=device, dtype=torch.float32)
@@ -152,111 +162,179 @@ class KernelAttention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        bias: Bias | DenseBias | torch.Tensor | None = None,
+        bias: AnyBias | torch.Tensor | None = None,
         attn_mask: torch.Tensor | None = None,
         is_causal: bool = False,
+        key_mask: torch.Tensor | None = None,
+        context: torch.Tensor | None = None,
+        grid_size: tuple[int, int] | None = None,
     ) -> torch.Tensor:
-        """Attend among the tokens of each item.
+        """Attend among the tokens of each item, or to those of a context.
 
         Args:
-            x: (B, H, W, C) or (B, N, C).
+            x: (B, H, W, C) or (B, N, C); with tokens before the grid (B, P+N, C).
             bias: What a `RelPosBias` shared between layers returned for this grid, or a table of its offsets (with
                 'softmax', a matrix (K, N, N)) as a tensor; none with a bias of its own.
-            attn_mask: Not supported; in the signature because timm's blocks pass it.
+            attn_mask: `key_mask` under the name that timm's blocks pass it by, also as (B, 1, 1, N).
             is_causal: As `causal`, for this call.
+            key_mask: (B, N) or (B, H, W) of bool; no token attends to those that are False. Their own outputs are
+                what they see of the others; a token that sees none has the output of zeros.
+            context: (B, L, C) or (B, H', W', C): keys and values come from these tokens, by the same weights, and
+                key_mask is one of them. No bias and no causality, which are about offsets within one sequence.
+            grid_size: (H, W) of the tokens in x (B, P+N, C), for a bias of its own; that of the bias unless given.
 
         Returns:
             The shape of x.
         """
-        if attn_mask is not None:
-            raise ValueError('KernelAttention takes no attn_mask: pass a relative position bias, or causal=True')
+        if attn_mask is not None and key_mask is not None:
+            raise ValueError('attn_mask and key_mask are two names of one mask: expected one of them')
         if bias is not None and self.rel_pos_bias is not None:
             raise ValueError('this layer has a relative position bias of its own: pass no other')
-        grid_size = self._grid_size(x)
-        if self.rel_pos_bias is not None:
-            bias = self.rel_pos_bias(grid_size)
+        mask = attn_mask if key_mask is None else key_mask
         causal = self.causal or is_causal
+        if context is not None:
+            self._check_context(x, context, bias, causal)
+            q, k, v = self.project(x, context)
+            mask = as_key_mask(mask, (k.shape[0], k.shape[2]))
+            return self._output(self._attend(q, k, v, None, q.shape[2:3], False, mask).transpose(1, 2), x)
+        size = self._grid_size(x, grid_size)
+        if self.rel_pos_bias is not None:
+            bias = self.rel_pos_bias(size, causal and x.ndim == 3)
+        if causal and isinstance(bias, PrefixedBias):
+            raise ValueError('tokens before a grid have no order: expected causal=False')
         if causal and x.ndim == 4:
             raise ValueError('causal attention needs an order: pass (B, N, C), not (B, H, W, C)')
 
         if isinstance(bias, torch.Tensor):
             bias = DenseBias(bias) if self.kernel == 'softmax' else Bias(bias)
         qkv = self._packed_projection(x)
-        packed = self._packed_backend(qkv, bias, causal)
+        mask = as_key_mask(mask, qkv.shape[:2])
+        packed = self._packed_backend(qkv, bias, causal, mask)
         if packed is not None:
-            assert not isinstance(bias, DenseBias)  # `_packed_backend`
-            z = packed_attention(packed, qkv, self.w, bias, grid_size if len(grid_size) == 2 else None, causal)
-        elif self.kernel == 'softmax':
-            assert not isinstance(bias, Bias), 'softmax adds a matrix to its scores: expected a dense RelPosBias'
-            z = self._softmax_attention(*self._unpack(qkv), bias, grid_size, causal).transpose(1, 2)  # B, N, K, D
+            assert not isinstance(bias, (DenseBias, PrefixedBias))  # `_packed_backend`
+            z = packed_attention(packed, qkv, self.w, bias, size if len(size) == 2 else None, causal)
         else:
+            z = self._attend(*self._unpack(qkv), bias, size, causal, mask).transpose(1, 2)  # B, N, K, D
+        return self._output(z, x)
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        bias: AnyBias | None,
+        grid_size: tuple[int, ...],
+        causal: bool,
+        key_mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """(B, K, N, D) of queries, keys and values."""
+        if self.kernel != 'softmax':
             assert not isinstance(bias, DenseBias), f'{self.kernel} needs a table: expected a RelPosBias, not dense'
-            z = self._kernel_attention(*self._unpack(qkv), bias, grid_size, causal).transpose(1, 2)  # B, N, K, D
+            return self._kernel_attention(q, k, v, bias, grid_size, causal, key_mask)
+        assert bias is None or isinstance(bias, DenseBias), (
+            'softmax adds a matrix to its scores: expected a dense RelPosBias'
+        )
+        if self.normalize:
+            q, k = unit_norm(q).to(v.dtype), unit_norm(k).to(v.dtype)
+        scale, drop = (1.0 if self.normalize else None), (self.attn_drop.p if self.training else 0.0)
+        return softmax_attention(q, k, v, bias, causal, key_mask, scale, drop)
+
+    def _output(self, z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The layer's output, of the shape of x, from heads (B, N, K, D)."""
         z = z.reshape(*x.shape[:-1], self.attn_dim)  # B, H, W, C or B, N, C
         return self.proj_drop(self.proj(self.norm(z)))
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values (B, K, N, D) of tokens (B, ..., C)."""
-        return self._unpack(self._packed_projection(x))
+    def project(
+        self, x: torch.Tensor, context: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries (B, K, N, D) of tokens (B, ..., C), keys and values of the same or of a context."""
+        if context is None:
+            return self._unpack(self._packed_projection(x))
+        parts = []
+        for tokens, part in ((x, slice(self.attn_dim)), (context, slice(self.attn_dim, None))):
+            if type(self.qkv) is nn.Linear:
+                bias = None if self.qkv.bias is None else self.qkv.bias[part]
+                y = F.linear(tokens, self.qkv.weight[part], bias)
+            else:  # wrapped by somebody, as adapters do: not to be cut
+                y = self.qkv(tokens)[..., part]
+            parts.append(y.flatten(1, -2).unflatten(-1, (y.shape[-1] // self.attn_dim, self.num_heads, self.head_dim)))
+        (q,), (k, v) = (y.permute(2, 0, 3, 1, 4).unbind(0) for y in parts)
+        return self.q_norm(q), self.k_norm(k), v
+
+    def _check_context(
+        self, x: torch.Tensor, context: torch.Tensor, bias: Bias | DenseBias | torch.Tensor | None, causal: bool
+    ) -> None:
+        alike = x.shape[0] == context.shape[0] and x.shape[-1] == context.shape[-1]
+        if x.ndim not in (3, 4) or context.ndim not in (3, 4) or not alike:
+            raise ValueError(
+                f'context {tuple(context.shape)} beside x {tuple(x.shape)}: expected (B, L, C) or (B, H, W, C) with '
+                'the same batch and channels'
+            )
+        if bias is not None or self.rel_pos_bias is not None:
+            raise ValueError('a relative position bias is about offsets within one sequence: a context has none')
+        if causal:
+            raise ValueError('causal attention is about the order within one sequence: a context has none')
 
     def _packed_projection(self, x: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values (B, N, 3, K, D) of tokens (B, ..., C), before any norm."""
-        return self.qkv(x).reshape(x.shape[0], -1, 3, self.num_heads, self.head_dim)
+        # by name, not by -1: an empty batch leaves it open
+        return self.qkv(x).flatten(1, -2).unflatten(-1, (3, self.num_heads, self.head_dim))
 
     def _unpack(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values (B, K, N, D) of a packed projection."""
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         return self.q_norm(q), self.k_norm(k), v
 
-    def features(self, q: torch.Tensor, k: torch.Tensor, causal: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    def features(
+        self, q: torch.Tensor, k: torch.Tensor, causal: bool = False, key_mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Features (B, K, N, M) of queries and keys, for `kernel_attention` or, token by token, `DecodeState`."""
-        if not self.normalize:
-            q, k = (widen(x) * self.head_dim**-0.25 for x in (q, k))
-        options: dict[str, Any] = {'kind': self.kernel, 'causal': causal, 'normalize': self.normalize}
-        return feature_map(q, self.w, role='query', **options), feature_map(k, self.w, role='key', **options)
+        return self.query_features(q, causal), self.key_features(k, causal, key_mask)
 
-    def _grid_size(self, x: torch.Tensor) -> tuple[int, ...]:
+    def query_features(self, q: torch.Tensor, causal: bool = False) -> torch.Tensor:
+        """Features (B, K, N, M) of queries."""
+        return self._features(q, 'query', causal)
+
+    def key_features(self, k: torch.Tensor, causal: bool = False, key_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Features (B, K, N, M) of keys, zero where they are masked."""
+        return self._features(k, 'key', causal, key_mask)
+
+    def _features(self, x: torch.Tensor, role: str, causal: bool, key_mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = x if self.normalize else widen(x) * self.head_dim**-0.25
+        return feature_map(x, self.w, self.kernel, role, causal, self.normalize, key_mask)
+
+    def _grid_size(self, x: torch.Tensor, given: tuple[int, int] | None = None) -> tuple[int, ...]:
         """(H, W) of a grid, or (N,) of a sequence; a sequence under a 2-D bias of its own is that bias's grid."""
-        if x.ndim == 4:
+        prefix = getattr(self.rel_pos_bias, 'num_prefix_tokens', 0)
+        if x.ndim == 4 and not prefix:
             return tuple(x.shape[1:3])
         if x.ndim != 3:
-            raise ValueError(f'expected (B, H, W, C) or (B, N, C), got {tuple(x.shape)}')
+            which = f'(B, {prefix}+N, C), {prefix} tokens before those of the grid' if prefix else '(B, N, C)'
+            expected = which if prefix else f'(B, H, W, C) or {which}'
+            raise ValueError(f'expected {expected}, got {tuple(x.shape)}')
+        if given is not None:
+            return tuple(given)
         if self.rel_pos_bias is not None and len(self.rel_pos_bias.grid_size) == 2:
             h, w = self.rel_pos_bias.grid_size
-            if h * w != x.shape[1]:
-                raise ValueError(f'{x.shape[1]} tokens do not fill the {h}x{w} grid of the bias: pass (B, H, W, C)')
+            if h * w != x.shape[1] - prefix:
+                instead = 'pass grid_size' if prefix else 'pass (B, H, W, C)'
+                raise ValueError(f'{x.shape[1] - prefix} tokens do not fill the {h}x{w} grid of the bias: {instead}')
             return (h, w)
-        return (x.shape[1],)
+        return (x.shape[1] - prefix,)
 
-    def _softmax_attention(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        bias: DenseBias | None,
-        grid_size: tuple[int, ...],
-        causal: bool,
-    ) -> torch.Tensor:
-        if self.normalize:
-            q, k = unit_norm(q).to(v.dtype), unit_norm(k).to(v.dtype)
-        matrix = None
-        if bias is not None:
-            matrix = bias.matrix.to(q.dtype)
-            if causal:
-                n = q.shape[-2]
-                future = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
-                matrix, causal = matrix.masked_fill(future, float('-inf')), False
-        dropout_p = self.attn_drop.p if self.training else 0.0
-        scale = 1.0 if self.normalize else None
-        return F.scaled_dot_product_attention(q, k, v, matrix, dropout_p, is_causal=causal, scale=scale)
+    def _packed_backend(
+        self, qkv: torch.Tensor, bias: AnyBias | None, causal: bool, key_mask: torch.Tensor | None
+    ) -> Whole | None:
+        """What takes the packed projection as it is, if the backend does; features by exp of unit vectors only.
 
-    def _packed_backend(self, qkv: torch.Tensor, bias: Bias | DenseBias | None, causal: bool) -> Whole | None:
-        """What takes the packed projection as it is, if the backend does; features by exp of unit vectors only."""
+        It makes features of all keys. With a mask the same backend gets features where those of some keys are zero.
+        """
         if (
             self.kernel == 'softmax'
-            or isinstance(bias, DenseBias)
+            or isinstance(bias, (DenseBias, PrefixedBias))
             or not FEATURE_MAPS[self.kernel].exponential
             or not self.normalize
+            or key_mask is not None
         ):
             return None
         plain_norms = isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity)
@@ -269,27 +347,38 @@ class KernelAttention(nn.Module):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        bias: Bias | None,
+        bias: Bias | PrefixedBias | None,
         grid_size: tuple[int, ...],
         causal: bool,
+        key_mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        phi_q, phi_k = self.features(q, k, causal)
+        phi_q, phi_k = self.features(q, k, causal, key_mask)
+        prefix = None
+        if isinstance(bias, PrefixedBias):
+            bias, prefix, grid_size = bias
         table, far, cells = bias or (None, None, None)
-        if torch.onnx.is_in_onnx_export():
+        exported = torch.onnx.is_in_onnx_export()
+        if key_mask is not None and (exported or prefix is not None):
+            v = hide_keys(v, key_mask)  # elsewhere `kernel_attention` does it
+        if exported:
             table = table if far is None else extend_window(table, far, grid_size)
-            return dense_kernel_attention(phi_q, phi_k, v, table, grid_size, causal, cells)
-        return kernel_attention(
-            phi_q,
-            phi_k,
-            v,
-            bias=table,
-            far=far,
-            grid_size=grid_size if len(grid_size) == 2 else None,
-            causal=causal,
-            backend=self.attn_backend,
-            positive=FEATURE_MAPS[self.kernel].positive,
-            cells=cells if cells is None or len(cells) == 2 else cells[0],
-        )
+            if prefix is not None:
+                z = dense_prefix_attention(phi_q, phi_k, v, prefix, table, grid_size, cells)
+            else:
+                z = dense_kernel_attention(phi_q, phi_k, v, table, grid_size, causal, cells)
+            return z if key_mask is None else hide_blind_rows(z, key_mask, causal)
+        options: dict[str, Any] = {
+            'bias': table,
+            'far': far,
+            'grid_size': grid_size if len(grid_size) == 2 else None,
+            'backend': self.attn_backend,
+            'positive': FEATURE_MAPS[self.kernel].positive,
+            'cells': cells if cells is None or len(cells) == 2 else cells[0],
+        }
+        if prefix is None:
+            return kernel_attention(phi_q, phi_k, v, causal=causal, key_mask=key_mask, **options)
+        z = prefix_attention(phi_q, phi_k, v, prefix, **options)  # masked keys have no features, hence no weight
+        return z if key_mask is None else hide_blind_rows(z, key_mask, causal)
 
     def extra_repr(self) -> str:
         return (

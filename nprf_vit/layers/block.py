@@ -6,7 +6,7 @@ import torch
 from timm.layers import DropPath, LayerNorm, LayerScale, Mlp
 from torch import nn
 
-from nprf_vit.ops.bias import Bias, DenseBias
+from nprf_vit.ops.bias import AnyBias
 
 from .attention import KernelAttention
 
@@ -79,7 +79,13 @@ class KernelBlock(nn.Module):
         self.ls2 = LayerScale(dim, init_values=init_values, **dd) if init_values else nn.Identity()
         self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
-    def forward(self, x: torch.Tensor, bias: Bias | DenseBias | torch.Tensor | None = None) -> torch.Tensor:
-        """Args: x (B, H, W, C) or (B, N, C); bias of a `RelPosBias` shared between blocks. Returns the shape of x."""
-        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), bias)))
+    def forward(
+        self,
+        x: torch.Tensor,
+        bias: AnyBias | torch.Tensor | None = None,
+        key_mask: torch.Tensor | None = None,
+        grid_size: tuple[int, int] | None = None,
+    ) -> torch.Tensor:
+        """Args: x (B, H, W, C) or (B, N, C); the others as `KernelAttention`'s. Returns the shape of x."""
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), bias, key_mask=key_mask, grid_size=grid_size)))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))

@@ -9,6 +9,8 @@ from nprf_vit.ops import DecodeState
 from nprf_vit.ops.features import FEATURE_MAPS
 
 from .attention import KernelAttention, unit_norm
+from .key_mask import as_key_mask
+from .softmax_attention import softmax_attention
 
 
 class SoftmaxState:
@@ -53,7 +55,9 @@ class AttentionStep:
         self.attn = attn
         self.state: SoftmaxState | DecodeState
         if attn.rel_pos_bias is not None:
-            bias = attn.rel_pos_bias.whole_table()
+            # an offset has one bias whatever the length, unless the table is stretched
+            stays = attn.rel_pos_bias.extend in ('extend', 'clip')
+            bias = attn.rel_pos_bias.whole_table((max_len,) if stays else None)
         if attn.kernel == 'softmax':
             self.state = SoftmaxState(bias, max_len, 1.0 if attn.normalize else attn.head_dim**-0.5)
         else:
@@ -68,4 +72,39 @@ class AttentionStep:
         elif attn.normalize:
             q, k = unit_norm(q).to(v.dtype), unit_norm(k).to(v.dtype)
         z = self.state.step(q.squeeze(2), k.squeeze(2), v.squeeze(2))  # B, K, D
+        return attn.proj(attn.norm(z.flatten(1)))
+
+
+class CrossAttentionStep:
+    """`KernelAttention` to a context for generation: keys and values are made once, then one query in, its output out.
+
+    Args:
+        attn: The layer; its dropout is left out.
+        context: (B, L, C) or (B, H, W, C).
+        key_mask: (B, L) or (B, H, W) of bool, False for tokens of the context that are not attended to.
+    """
+
+    @torch.no_grad()
+    def __init__(self, attn: KernelAttention, context: torch.Tensor, key_mask: torch.Tensor | None = None) -> None:
+        self.attn = attn
+        _, self.k, self.v = attn.project(context[:, :1], context)  # B, K, L, D
+        self.mask = as_key_mask(key_mask, (self.k.shape[0], self.k.shape[2]))
+        self.state: DecodeState | None = None
+        if attn.kernel == 'softmax':
+            self.k = unit_norm(self.k).to(self.v.dtype) if attn.normalize else self.k
+        else:
+            phi_k = attn.key_features(self.k, key_mask=self.mask)
+            self.state = DecodeState.of_keys(phi_k, self.v, self.mask, FEATURE_MAPS[attn.kernel].positive)
+
+    @torch.no_grad()
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x (B, C), the token that asks, to its output (B, C)."""
+        attn = self.attn
+        q, _, _ = attn.project(x.unsqueeze(1), x.unsqueeze(1))  # B, K, 1, D
+        if self.state is not None:
+            z = self.state.query(attn.query_features(q).squeeze(2))  # B, K, D
+        else:
+            q = unit_norm(q).to(self.v.dtype) if attn.normalize else q
+            scale = 1.0 if attn.normalize else None
+            z = softmax_attention(q, self.k, self.v, key_mask=self.mask, scale=scale).squeeze(2)
         return attn.proj(attn.norm(z.flatten(1)))

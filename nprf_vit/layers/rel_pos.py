@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module, trunc_normal_
 from torch import nn
+from torch.nn.utils import parametrize
 
-from nprf_vit.ops.bias import Bias, DenseBias
+from nprf_vit.ops.bias import AnyBias, Bias, DenseBias
 from nprf_vit.ops.cell_grid import expand_cells
+from nprf_vit.ops.checks import is_whole
 from nprf_vit.ops.offsets import expand_table, extend_table
 
-EXTEND = ('interpolate', 'extend', 'cells')
+EXTEND = ('interpolate', 'extend', 'cells', 'clip')
 REL_POS = ('shared', 'layer', 'none')
 
 
@@ -33,7 +35,8 @@ def check_extend(extend: str) -> None:
 
 def check_grid_size(grid_size: Sequence[int], name: str = 'grid_size') -> None:
     """Raise for what is neither a grid (H, W) nor a sequence (N,); `name` is what the caller's argument is called."""
-    if isinstance(grid_size, int) or len(grid_size) not in (1, 2) or min(grid_size) < 1:
+    several = not isinstance(grid_size, int) and len(grid_size) in (1, 2) and all(is_whole(s) for s in grid_size)
+    if not several or min(grid_size) < 1:
         hint = f', such as ({grid_size}, {grid_size}) or ({grid_size},)' if isinstance(grid_size, int) else ''
         raise ValueError(f'{name} {grid_size}: expected (H, W) or (N,), each at least 1{hint}')
 
@@ -75,11 +78,47 @@ def extend_window(window: torch.Tensor, far: torch.Tensor, grid_size: Sequence[i
     return extend_table(window.unsqueeze(1), far, 1, *grid_size).squeeze(1)
 
 
+def clip_table(table: torch.Tensor, grid_size: Sequence[int]) -> torch.Tensor:
+    """The whole table of a grid whose offsets are clipped to those of a table: beyond its ends come their values.
+
+    Args:
+        table: (K, 2H'-1, 2W'-1) or (K, 2N'-1), zero offset at the centre.
+        grid_size: (H, W) or (N,); smaller ones crop the table.
+
+    Returns:
+        (K, 2H-1, 2W-1) or (K, 2N-1).
+    """
+    for dim, size in enumerate(grid_size, start=1):
+        radius = table.shape[dim] // 2
+        if isinstance(size, torch.SymInt):
+            offset = torch.arange(2 * size - 1, device=table.device) - (size - 1)
+            table = table.index_select(dim, offset.clamp(-radius, radius) + radius)
+            continue
+        more = size - 1 - radius
+        if more <= 0:
+            table = table.narrow(dim, -more, 2 * size - 1)
+        else:  # repeated, not padded: the gradient of an end is then a sum, in the same order on every run
+            first, last = (table.narrow(dim, i, 1) for i in (0, 2 * radius))
+            shape = [more if i == dim else -1 for i in range(table.ndim)]
+            table = torch.cat([first.expand(shape), table, last.expand(shape)], dim)
+    return table
+
+
 def border_mean(table: torch.Tensor) -> torch.Tensor:
     """Mean per head (K,) over the largest offsets of a table: its outermost ring, or its two ends."""
     ring = torch.ones_like(table[0])
     ring[(slice(1, -1),) * ring.ndim] = 0
     return (table * (ring / ring.sum())).flatten(1).sum(1)
+
+
+def _parameter_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Where the parameter behind an attribute lies: in the module, or in the list of its parametrizations."""
+    if not parametrize.is_parametrized(module, name):
+        return module, name
+    found = module.parametrizations[name]
+    if not found.is_tensor:
+        raise ValueError(f'{name} is parametrized by several tensors, which cannot be resized: remove that before')
+    return found, 'original'
 
 
 @register_notrace_module  # reads the grid as numbers, which fx does not have while tracing
@@ -91,13 +130,15 @@ class RelPosBias(nn.Module):
     its distance `far` from the mean of the table's border: it starts there, whatever moved the border before it was
     first needed, and is trained from there. 'cells' lays the table's grid over the new one and gives two tokens the
     bias of the cells they lie in, at O(N) by the `cells` backend; where there are fewer tokens than cells along an
-    axis, it interpolates to one cell per token. On the table's own grid the three agree.
+    axis, it interpolates to one cell per token. 'clip' gives offsets beyond the table the value at its end, on either
+    side and along each axis, as T5 does; a causal sequence sees one end only, so attention is O(N) by `window`, all
+    else pays for a whole table. On the table's own grid the four agree.
 
     Args:
         grid_size: (H, W) of the grid the table is learned on, or (N,) for a sequence.
         num_heads: Number of attention heads.
         dense: Return the gathered (K, N, N) bias that softmax attention adds to its scores instead of the table.
-        extend: How to serve larger grids, 'interpolate', 'extend' or 'cells'.
+        extend: How to serve larger grids, 'interpolate', 'extend', 'cells' or 'clip'.
 
     Attributes:
         fixed_size: With 'cells', the number of cells was asked for: a model that loads another table resizes it.
@@ -142,14 +183,17 @@ class RelPosBias(nn.Module):
         """Learn on another grid from here on: the table is resized once, if it is interpolated, or stays as it is."""
         grid_size = tuple(grid_size)
         if self.extend == 'interpolate' and grid_size != self.grid_size:
-            self.table = nn.Parameter(resize_table(self.table, grid_size), requires_grad=self.table.requires_grad)
+            owner, name = _parameter_of(self, 'table')
+            table = getattr(owner, name)
+            setattr(owner, name, nn.Parameter(resize_table(table, grid_size), requires_grad=table.requires_grad))
             self.grid_size = grid_size
 
-    def forward(self, grid_size: Sequence[int] | None = None) -> Bias | DenseBias:
+    def forward(self, grid_size: Sequence[int] | None = None, causal: bool = False) -> AnyBias:
         """The bias on a grid, the table's own where none is given.
 
         Args:
             grid_size: (H, W) or (N,).
+            causal: Whether keys after their query count for nothing; a clipped table is then a window.
 
         Returns:
             The table (K, 2H-1, 2W-1) or (K, 2N-1), with 'extend' as it was learned and with the bias (K,) of all
@@ -160,6 +204,8 @@ class RelPosBias(nn.Module):
             bias = self._between_cells(grid_size)
         elif self.far is not None and not self.dense:
             bias = Bias(self.table, self.beyond())
+        elif self.extend == 'clip' and causal and not self.dense and grid_size != self.grid_size:
+            bias = Bias(self.table, self.table[:, 0])  # of all earlier keys; what comes after the query nobody sees
         else:
             bias = Bias(self.whole_table(grid_size))
         if not self.dense:
@@ -183,6 +229,8 @@ class RelPosBias(nn.Module):
             return bias.table
         if self.far is not None:
             return extend_window(self.table, self.beyond(), grid_size)
+        if self.extend == 'clip':
+            return clip_table(self.table, grid_size)
         # a size that is symbolic while exporting is never compared: that would tie the graph to one answer
         symbolic = any(isinstance(s, torch.SymInt) for s in grid_size)
         return resize_table(self.table, grid_size) if symbolic or grid_size != self.grid_size else self.table

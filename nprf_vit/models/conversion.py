@@ -4,20 +4,29 @@ import copy
 
 import torch
 from timm.layers import Attention
+from timm.models.beit import Beit
 from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import nn
 
 from nprf_vit.layers import KernelAttention
 from nprf_vit.layers.attention import check_kernel
 
 from .kernel_deit import KernelVisionTransformer
+from .rel_pos_conversion import has_rel_pos_twin, rel_pos_twin
 
 
-def convert(model: VisionTransformer, kernel: str = 'prf', feature_dim: int = 32, seed: int = 0) -> VisionTransformer:
+def convert(
+    model: VisionTransformer | Beit | VisionTransformerRelPos,
+    kernel: str = 'prf',
+    feature_dim: int = 32,
+    seed: int = 0,
+) -> VisionTransformer:
     """Copy a vision transformer with another attention kernel; all weights stay as they are.
 
     A model of this family keeps its `normalize` and its relative position bias. Any other timm VisionTransformer,
     with class and register tokens or without, gets unnormalized attention (the kernel that its softmax is) and no bias.
+    timm's BEiT and vit_relpos models become models of this family: unnormalized attention, and their own biases.
 
     Args:
         model: The trained model, which is not changed.
@@ -29,8 +38,13 @@ def convert(model: VisionTransformer, kernel: str = 'prf', feature_dim: int = 32
         A copy of the model, on the same device and in the same mode.
     """
     check_kernel(kernel, feature_dim)
+    if has_rel_pos_twin(model):
+        return rel_pos_twin(model, kernel, feature_dim, seed)
     if not isinstance(model, VisionTransformer):
-        raise ValueError(f'cannot convert a {type(model).__name__}: expected a VisionTransformer of timm or nprf_vit')
+        raise ValueError(
+            f'cannot convert a {type(model).__name__}: expected a VisionTransformer of timm or nprf_vit, '
+            'a Beit or a VisionTransformerRelPos'
+        )
     model = copy.deepcopy(model)
     for i, block in enumerate(model.blocks):
         attn = getattr(block, 'attn', None)

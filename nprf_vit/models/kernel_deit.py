@@ -1,4 +1,4 @@
-"""DeiT with kernelized attention and relative position bias, as a timm model family.
+"""DeiT with kernelized attention and relative position bias; nprf_deit.py has its entry points.
 
 B batch, H×W grid (N = H·W tokens), C channels, K heads.
 """
@@ -8,21 +8,21 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import PatchEmbed, register_notrace_function, to_2tuple
-from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
+from timm.models import checkpoint
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from nprf_vit.layers import KernelBlock, RelPosBias
 from nprf_vit.layers.attention import check_kernel
+from nprf_vit.layers.prefix_bias import make_rel_pos_bias
 from nprf_vit.layers.rel_pos import check_extend, check_grid_size, check_rel_pos
-from nprf_vit.ops.bias import Bias, DenseBias
 
 from .state_dicts import adapt_state_dict, resize_pos_embed
+from .token_mask import hide_pixels, pool_tokens, token_mask
 
-__all__ = ['KernelVisionTransformer']  # register_model adds the entry points
+__all__ = ['KernelVisionTransformer']
 
 
 @torch.fx.wrap
@@ -48,11 +48,19 @@ def check_divisible(img_size: int | tuple[int, int], patch_size: int | tuple[int
         raise ValueError(f'img_size {height}x{width} is not divisible by the patch size {p[0]}x{p[1]}')
 
 
+@torch.fx.wrap
+@register_notrace_function
+def check_not_causal(is_causal: bool) -> None:
+    """Raise for what timm's signature has and a grid of tokens has not."""
+    if is_causal:
+        raise ValueError('this model takes no is_causal: its tokens are a grid without order')
+
+
 class KernelVisionTransformer(VisionTransformer):
     """timm's VisionTransformer with kernelized attention on a grid of tokens.
 
-    Tokens stay (B, H, W, C) through the blocks, so that attention reads the grid from the shape. `forward_features`
-    returns (B, N, C), as timm's ViT does.
+    Tokens stay (B, H, W, C) through the blocks, so that attention reads the grid from the shape; with class or register
+    tokens they are (B, P+N, C). `forward_features` returns (B, N, C) or (B, P+N, C), as timm's ViT does.
 
     Args:
         img_size: Input size; fixes the grid the bias is learned on.
@@ -61,18 +69,22 @@ class KernelVisionTransformer(VisionTransformer):
         normalize: Give queries and keys length one.
         rel_pos: Relative position bias 'shared' by all blocks, one per 'layer', or 'none'.
         rel_pos_extend: How the bias serves grids larger than it was learned on: 'interpolate' its table, 'extend' it by
-            a constant per head, or take it as the bias between 'cells', both O(N); see `nprf_vit.layers.RelPosBias`.
+            a constant per head, or take it as the bias between 'cells', both O(N), or 'clip' offsets to its own; see
+            `nprf_vit.layers.RelPosBias`.
         rel_pos_size: Grid the bias is learned on; that of img_size unless given. With 'cells', the number of cells:
             unless given, that of the table that is loaded.
         feature_dim: Number of random features per head.
         attn_backend: Algorithm of `nprf_vit.ops.kernel_attention`.
         seed: Seed of the random projections; block i draws from (seed, i).
         global_pool: Pooling of the tokens before the head.
-        class_token: Prepend a class token; needs rel_pos='none'.
+        class_token: Prepend a class token. Beside a relative bias it has learned ones of its own, as register tokens
+            (`reg_tokens`) have; see `nprf_vit.layers.PrefixRelPosBias`.
         pos_embed: Absolute position embedding, 'learn' or 'none'; by default learned where there is no bias.
         fc_norm: Norm after the pooling instead of before.
         **kwargs: The other arguments of timm's VisionTransformer.
     """
+
+    distilled = False  # whether a distillation token follows the class token
 
     def __init__(
         self,
@@ -95,12 +107,13 @@ class KernelVisionTransformer(VisionTransformer):
         **kwargs: Any,
     ) -> None:
         check_kernel(kernel, feature_dim)
-        prefix_or_drop = class_token or kwargs.get('reg_tokens', 0) or kwargs.get('patch_drop_rate', 0)
+        num_prefix_tokens = self.distilled + class_token + kwargs.get('reg_tokens', 0)
+        patch_drop_rate = kwargs.get('patch_drop_rate', 0)
         check_rel_pos(rel_pos)
-        if rel_pos != 'none' and prefix_or_drop:
+        if rel_pos != 'none' and patch_drop_rate:
             raise ValueError(
-                f'rel_pos={rel_pos!r} needs every token on the grid: use no class token, register token or patch '
-                "dropout with it, or pass rel_pos='none'"
+                f'rel_pos={rel_pos!r} needs the whole grid: expected patch_drop_rate=0 with it, or '
+                f"rel_pos='none', got patch_drop_rate={patch_drop_rate}"
             )
         check_extend(rel_pos_extend)
         check_divisible(img_size, patch_size)
@@ -110,18 +123,20 @@ class KernelVisionTransformer(VisionTransformer):
         else:
             grid_size = to_2tuple(rel_pos_size)
         check_grid_size(grid_size, 'rel_pos_size')
+        pos_embed = pos_embed or ('learn' if rel_pos == 'none' else 'none')
         super().__init__(
             img_size=img_size,
             patch_size=patch_size,
             global_pool=global_pool,
             class_token=class_token,
-            pos_embed=pos_embed or ('learn' if rel_pos == 'none' else 'none'),
+            pos_embed=pos_embed,
             fc_norm=fc_norm,
             embed_layer=partial(embed_layer, output_fmt='NHWC'),
             block_fn=partial(
                 KernelBlock,
                 rel_pos_size=grid_size if rel_pos == 'layer' else None,
                 rel_pos_extend=rel_pos_extend,
+                num_prefix_tokens=num_prefix_tokens,
                 attn_backend=attn_backend,
                 kernel=kernel,
                 normalize=normalize,
@@ -133,12 +148,14 @@ class KernelVisionTransformer(VisionTransformer):
         )
         self.kernel = kernel
         self.rel_pos = rel_pos
-        self.on_grid = not prefix_or_drop
+        self.on_grid = not (num_prefix_tokens or patch_drop_rate)
+        if pos_embed == 'none':
+            self.pos_embed: nn.Parameter | None = None  # timm's distilled model makes one all the same
         self.rel_pos_bias = None
         if rel_pos == 'shared':
-            dd = {k: kwargs.get(k) for k in ('device', 'dtype')}
-            num_heads = self.blocks[0].attn.num_heads
-            self.rel_pos_bias = RelPosBias(grid_size, num_heads, kernel == 'softmax', rel_pos_extend, **dd)
+            dd: dict[str, Any] = {k: kwargs.get(k) for k in ('device', 'dtype')}
+            table = grid_size, self.blocks[0].attn.num_heads, kernel == 'softmax', rel_pos_extend
+            self.rel_pos_bias = make_rel_pos_bias(*table, num_prefix_tokens, **dd)
         for bias in self.bias_modules().values():
             bias.fixed_size = fixed_size
 
@@ -179,7 +196,7 @@ class KernelVisionTransformer(VisionTransformer):
         if self.pos_embed is not None and embed.grid_size != old_grid:
             prefix = 0 if self.no_embed_class else self.num_prefix_tokens
             pos_embed = resize_pos_embed(self.pos_embed.detach(), embed.grid_size, old_grid, prefix)
-            self.pos_embed: nn.Parameter | None = nn.Parameter(pos_embed, requires_grad=self.pos_embed.requires_grad)
+            self.pos_embed = nn.Parameter(pos_embed, requires_grad=self.pos_embed.requires_grad)
         for module in self.bias_modules().values():
             module.set_grid_size(embed.grid_size)
 
@@ -198,36 +215,65 @@ class KernelVisionTransformer(VisionTransformer):
         x = x.flatten(1, 2)  # B, N, C
         if pos_embed is not None and self.no_embed_class:
             x = x + pos_embed
-        tokens = [t.expand(x.shape[0], -1, -1) for t in (self.cls_token, self.reg_token) if t is not None]
+        tokens = [t.expand(x.shape[0], -1, -1) for t in self._prefix_tokens() if t is not None]
         x = torch.cat([*tokens, x], dim=1)  # B, P+N, C
         if pos_embed is not None and not self.no_embed_class:
             x = x + pos_embed
         return self.pos_drop(x)
 
-    def _embed(self, x: torch.Tensor) -> tuple[torch.Tensor, Bias | DenseBias | None]:
-        """Image (B, in_chans, height, width) to the tokens the blocks take and the bias they share."""
-        x = check_image(x, self.patch_embed, self.dynamic_img_size)
-        x = self.patch_embed(x)  # B, H, W, C
-        bias = None if self.rel_pos_bias is None else self.rel_pos_bias((x.shape[1], x.shape[2]))
-        x = self.norm_pre(self.patch_drop(self._pos_embed(x)))
-        return x, bias
+    def _prefix_tokens(self) -> tuple[torch.Tensor | None, ...]:
+        """Tokens (1, ·, C) before those of the grid, in their order."""
+        return self.cls_token, self.reg_token
 
-    def _run_block(self, block: nn.Module, x: torch.Tensor, bias: Bias | DenseBias | None) -> torch.Tensor:
-        return checkpoint(block, x, bias) if self.grad_checkpointing else block(x, bias)
+    def _embed(self, x: torch.Tensor, attn_mask: torch.Tensor | None) -> tuple[torch.Tensor, tuple[Any, ...]]:
+        """Image (B, in_chans, height, width) to the tokens that the blocks take, and what else all of them take."""
+        x = check_image(x, self.patch_embed, self.dynamic_img_size)
+        drops = self.training and not isinstance(self.patch_drop, nn.Identity)
+        mask = token_mask(attn_mask, x, self.patch_embed, self.num_prefix_tokens, drops)
+        x = self.patch_embed(hide_pixels(x, mask, self.patch_embed, self.num_prefix_tokens))  # B, H, W, C
+        grid_size = (x.shape[1], x.shape[2])
+        bias = None if self.rel_pos_bias is None else self.rel_pos_bias(grid_size)
+        x = self.norm_pre(self.patch_drop(self._pos_embed(x)))
+        # a bias of the block's own is not told the grid by the shape of (B, P+N, C)
+        needs_grid = self.rel_pos == 'layer' and not self.on_grid
+        return x, ((bias, mask, grid_size) if needs_grid else (bias, mask))
+
+    def _run_block(self, block: nn.Module, x: torch.Tensor, shared: tuple[Any, ...]) -> torch.Tensor:
+        return checkpoint(block, x, *shared) if self.grad_checkpointing else block(x, *shared)
 
     def _to_nlc(self, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1, 2) if self.on_grid else x  # B, N, C
 
-    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
-        """Image to normalized tokens (B, N, C)."""
-        x, bias = self._embed(x)
+    def forward_features(
+        self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False
+    ) -> torch.Tensor:
+        """Image to normalized tokens (B, N, C).
+
+        Args:
+            x: (B, in_chans, height, width).
+            attn_mask: (B, H, W) or (B, N) of bool, or (B, 1, 1, N): False for patches that are padding or left out.
+                No token attends to them, their pixels do not count, and their own outputs are finite.
+            is_causal: Must be False; in timm's signature.
+        """
+        check_not_causal(is_causal)
+        x, shared = self._embed(x, attn_mask)
         for block in self.blocks:
-            x = self._run_block(block, x, bias)
+            x = self._run_block(block, x, shared)
         return self.norm(self._to_nlc(x))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Image (B, in_chans, height, width) to logits (B, num_classes)."""
-        return self.forward_head(self.forward_features(x))
+    def forward_head(
+        self, x: torch.Tensor, pre_logits: bool = False, attn_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Tokens (B, N, C) to logits; with a mask (B, N) or (B, H, W), pooled over the tokens that count."""
+        prefix, include_prefix = self.num_prefix_tokens, self.pool_include_prefix
+        x = pool_tokens(x, attn_mask, self.global_pool, prefix, include_prefix, self.attn_pool)
+        x = self.head_drop(self.fc_norm(x))
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False) -> torch.Tensor:
+        """Image (B, in_chans, height, width) to logits (B, num_classes); `attn_mask` as in `forward_features`."""
+        x = self.forward_features(x, attn_mask, is_causal)
+        return self.forward_head(x, attn_mask=attn_mask)
 
     def forward_intermediates(
         self,
@@ -242,18 +288,20 @@ class KernelVisionTransformer(VisionTransformer):
         attn_mask: torch.Tensor | None = None,
         is_causal: bool = False,
     ) -> list[Any] | tuple[torch.Tensor, list[Any]] | dict[str, Any]:
-        """Forward that returns the output of chosen blocks; arguments and results as in timm's VisionTransformer."""
+        """Forward that returns the output of chosen blocks; arguments and results as in timm's VisionTransformer.
+
+        `attn_mask` as in `forward_features`.
+        """
         if output_fmt not in ('NCHW', 'NLC'):
             raise ValueError(f"output_fmt {output_fmt!r}: expected 'NCHW' or 'NLC'")
-        if attn_mask is not None or is_causal:
-            raise ValueError('this model takes no attn_mask and no is_causal: its tokens are a grid without order')
+        check_not_causal(is_causal)
         take_indices, max_index = feature_take_indices(len(self.blocks), indices)
         grid_size = self.patch_embed.dynamic_feat_size(x.shape[-2:])
-        x, bias = self._embed(x)
+        x, shared = self._embed(x, attn_mask)
         blocks = self.blocks[: max_index + 1] if stop_early else self.blocks
         taken: list[Any] = []  # tensors, or at the end pairs with their prefix tokens
         for i, block in enumerate(blocks):
-            x = self._run_block(block, x, bias)
+            x = self._run_block(block, x, shared)
             if i in take_indices:
                 taken.append(self._to_nlc(self.norm(x) if norm else x))
         prefix = [y[:, : self.num_prefix_tokens] for y in taken] if self.num_prefix_tokens else None
@@ -276,86 +324,3 @@ class KernelVisionTransformer(VisionTransformer):
         # here and not in a filter function, because create_model(checkpoint_path=...) calls none
         adapt_state_dict(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-def _cfg(url: str = '', **kwargs: Any) -> dict[str, Any]:
-    return {
-        'url': url,
-        'num_classes': 1000,
-        'input_size': (3, 224, 224),
-        'pool_size': None,
-        'crop_pct': 0.9,
-        'interpolation': 'bicubic',
-        'fixed_input_size': True,
-        'mean': IMAGENET_DEFAULT_MEAN,
-        'std': IMAGENET_DEFAULT_STD,
-        'first_conv': 'patch_embed.proj',
-        'classifier': 'head',
-        'license': 'apache-2.0',
-        **kwargs,
-    }
-
-
-default_cfgs = generate_default_cfgs(
-    {
-        name: _cfg()
-        for name in (
-            'nprf_deit_tiny',
-            'nprf_deit_small',
-            'nprf_deit_base',
-            'nprf_deit_base_norpe',
-            'prf_deit_base',
-            'softmax_deit_base',
-        )
-    }
-)
-
-
-def _create_kernel_deit(
-    variant: str, pretrained: bool, model_args: dict[str, Any], **kwargs: Any
-) -> KernelVisionTransformer:
-    out_indices = kwargs.pop('out_indices', 3)
-    return build_model_with_cfg(
-        KernelVisionTransformer,
-        variant,
-        pretrained,
-        feature_cfg={'out_indices': out_indices, 'feature_cls': 'getter'},
-        **dict(model_args, **kwargs),
-    )
-
-
-@register_model
-def nprf_deit_tiny(pretrained: bool = False, **kwargs: Any) -> KernelVisionTransformer:
-    """DeiT-tiny with normalized PRF attention and a shared 2-D relative position bias."""
-    return _create_kernel_deit('nprf_deit_tiny', pretrained, {'embed_dim': 192, 'num_heads': 3}, **kwargs)
-
-
-@register_model
-def nprf_deit_small(pretrained: bool = False, **kwargs: Any) -> KernelVisionTransformer:
-    """DeiT-small with normalized PRF attention and a shared 2-D relative position bias."""
-    return _create_kernel_deit('nprf_deit_small', pretrained, {'embed_dim': 384, 'num_heads': 6}, **kwargs)
-
-
-@register_model
-def nprf_deit_base(pretrained: bool = False, **kwargs: Any) -> KernelVisionTransformer:
-    """DeiT-base with normalized PRF attention and a shared 2-D relative position bias: 80.9 / 94.8 in the paper."""
-    return _create_kernel_deit('nprf_deit_base', pretrained, {}, **kwargs)
-
-
-@register_model
-def nprf_deit_base_norpe(pretrained: bool = False, **kwargs: Any) -> KernelVisionTransformer:
-    """DeiT-base with normalized PRF attention and absolute positions: 77.7 / 93.3 in the paper."""
-    return _create_kernel_deit('nprf_deit_base_norpe', pretrained, {'rel_pos': 'none'}, **kwargs)
-
-
-@register_model
-def prf_deit_base(pretrained: bool = False, **kwargs: Any) -> KernelVisionTransformer:
-    """DeiT-base with PRF attention and absolute positions: 79.5 / 94.1 in the paper, fine-tuned from DeiT."""
-    return _create_kernel_deit('prf_deit_base', pretrained, {'normalize': False, 'rel_pos': 'none'}, **kwargs)
-
-
-@register_model
-def softmax_deit_base(pretrained: bool = False, **kwargs: Any) -> KernelVisionTransformer:
-    """DeiT-base with softmax attention, pooled instead of a class token: 81.2 / 95.0 in the paper."""
-    model_args = {'kernel': 'softmax', 'normalize': False, 'rel_pos': 'none'}
-    return _create_kernel_deit('softmax_deit_base', pretrained, model_args, **kwargs)

@@ -15,6 +15,7 @@ from nprf_vit.layers import KernelBlock, RelPosBias
 from nprf_vit.layers.attention import check_kernel
 from nprf_vit.layers.rel_pos import check_rel_pos
 from nprf_vit.ops.bias import Bias, DenseBias
+from nprf_vit.ops.checks import has_values
 from nprf_vit.ops.precision import without_autocast
 
 __all__ = ['PixelTransformer', 'from_raster', 'to_raster']  # register_model adds the entry points
@@ -216,7 +217,7 @@ class PixelTransformer(nn.Module):
                 f'expected integer images (B, {", ".join(map(str, shape))}), got {x.dtype} {tuple(x.shape)}'
             )
         # an index beyond the levels would read the next channel's row; bytes of 256 levels cannot have one
-        if (x.dtype != torch.uint8 or self.levels < 256) and not torch.compiler.is_compiling() and not x.is_meta:
+        if (x.dtype != torch.uint8 or self.levels < 256) and has_values(x):
             low, high = (int(v) for v in x.aminmax()) if x.numel() else (0, 0)
             if low < 0 or high >= self.levels:
                 raise ValueError(f'bytes lie in {low}..{high}, the model has levels 0..{self.levels - 1}')

@@ -22,6 +22,7 @@ Weights = dict[str, torch.Tensor]
 # class, distillation and register tokens mark a checkpoint that pools in another way, hence a head of another meaning
 TOKENS = ('cls_token', 'dist_token', 'reg_token')
 TABLE, FAR = 'rel_pos_bias.table', 'rel_pos_bias.far'
+PREFIX = tuple(f'rel_pos_bias.{name}' for name in ('token_to_prefix', 'prefix_to_token', 'prefix_to_prefix'))
 MAX_PATCH = 64 * 64  # pixels: timm's resampling takes memory and time as the square of these
 
 
@@ -73,8 +74,8 @@ def adapt_state_dict(model: nn.Module, state_dict: Weights, prefix: str = '') ->
         return
     report = _Report()
     adapted = _rename(given, own, report)
-    optional = ('head.', 'pos_embed', *TOKENS)
-    if any(k not in adapted for k in own if not k.startswith(optional) and not k.endswith((TABLE, FAR, 'attn.w'))):
+    optional, ours = ('head.', 'head_dist.', 'pos_embed', *TOKENS), (TABLE, FAR, *PREFIX, 'attn.w')
+    if any(k not in adapted for k in own if not k.startswith(optional) and not k.endswith(ours)):
         return  # a part of a model, or of another one: no reason to reset what it does not mention
     _adapt_head(adapted, own, report)
     _adapt_positions(model, adapted, own, report)
@@ -113,6 +114,9 @@ def _adapt_head(adapted: Weights, own: Weights, report: _Report) -> None:
             if other_shape:
                 adapted[key] = own[key]
                 report.add('kept', key, "the model's own")
+    for key in [k for k in own if k.startswith('head_dist.') and k not in adapted]:
+        adapted[key] = own[key]
+        report.add('added', key, "the model's own")
 
 
 def _adapt_positions(model: nn.Module, adapted: Weights, own: Weights, report: _Report) -> None:
@@ -130,8 +134,12 @@ def _adapt_positions(model: nn.Module, adapted: Weights, own: Weights, report: _
         adapted['pos_embed'] = own['pos_embed']
         report.add('added', 'pos_embed', "the model's own")
 
-    for name in (TABLE, FAR):
+    for token in [t for t in TOKENS if t in own and t not in adapted]:
+        adapted[token] = own[token]
+        report.add('added', token, "the model's own")
+    for name in (TABLE, FAR, *PREFIX):
         _place_biases(model, adapted, own, name, report)
+    _fit_prefix_biases(adapted, own, counts, report)
     for key in [k for k in own if k.endswith(TABLE)]:
         table, target = adapted[key], own[key]
         if table.ndim != target.ndim or table.shape[0] != target.shape[0] or table.shape == target.shape:
@@ -160,6 +168,26 @@ def _place_biases(model: nn.Module, adapted: Weights, own: Weights, name: str, r
         else:
             adapted[key] = torch.zeros_like(own[key], device='cpu')
             report.add('added', key, 'zero')
+
+
+def _fit_prefix_biases(adapted: Weights, own: Weights, counts: dict[str, int], report: _Report) -> None:
+    """Biases of more or fewer tokens before the grid: those that both have keep theirs, others start at zero."""
+    # each kind of token by its place: class, distillation, then register tokens
+    places = [(t, i) for t in TOKENS for i in range(counts.get(t, 0))]
+    wanted = [(t, i) for t in TOKENS if t in own for i in range(own[t].shape[1])]
+    both = [(wanted.index(place), i) for i, place in enumerate(places) if place in wanted]
+    for key in [k for k in own if k.endswith(PREFIX) and adapted[k].shape != own[k].shape]:
+        given, fitted = adapted[key], torch.zeros_like(own[key], device='cpu')
+        if given.ndim != fitted.ndim or given.shape[0] != fitted.shape[0] or given.shape[-1] != len(places):
+            continue  # another number of heads: for `load_state_dict` to complain about
+        for new, old in both:
+            if given.ndim == 2:
+                fitted[:, new] = given[:, old]
+            else:
+                for new_key, old_key in both:
+                    fitted[:, new, new_key] = given[:, old, old_key]
+        adapted[key] = fitted
+        report.add('resized', key, f'{len(places)} to {len(wanted)} prefix tokens')
 
 
 def _fit_pos_embed(model: nn.Module, pos_embed: torch.Tensor, num_prefix: int, report: _Report) -> torch.Tensor:

@@ -8,8 +8,10 @@ from torch.autograd.forward_ad import unpack_dual
 
 from .backends.interface import Case, Grid, Inputs, Whole
 from .bias import Bias
+from .checks import check_tensors, is_empty, is_whole
 from .custom_op import attend
 from .dispatch import BACKENDS, preferred, whole
+from .key_mask import check_key_mask, hide_blind_rows, hide_keys
 from .precision import check_alike, without_autocast
 
 
@@ -24,6 +26,7 @@ def kernel_attention(
     backend: str = 'auto',
     positive: bool = True,
     cells: tuple[int, int] | int | None = None,
+    key_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Kernelized attention with relative position bias, z_i = Σ_j a_ij v_j, a_ij ∝ exp(b_{j-i}) φq_i·φk_j (Eq. 10).
 
@@ -31,7 +34,8 @@ def kernel_attention(
 
     Args:
         phi_q: (B, K, N, M) features of the queries.
-        phi_k: (B, K, N, M) features of the keys.
+        phi_k: (B, K, N, M) features of the keys. Without a bias and causality there may be more or fewer keys than
+            queries (cross attention); then v and key_mask have as many tokens as phi_k.
         v: (B, K, N, D) values, in the features' dtype, or in half precision beside float32 features.
         bias: (K, 2H-1, 2W-1) with bias[h, dy+H-1, dx+W-1], (dy, dx) = key minus query; (K, 2N-1) without a grid.
         far: (K,) bias of all offsets outside the table, which may then be any odd-sized window, zero offset central.
@@ -41,24 +45,63 @@ def kernel_attention(
         positive: Whether all features are positive, which is so for every kind but 'trf'.
         cells: (h, w), or h for a sequence: the bias is between these cells, (K, 2h-1, 2w-1) or (K, 2h-1), and two
             tokens get that of the cells they lie in. Token (y, x) is in cell (⌊(y+½)h/H⌋, ⌊(x+½)w/W⌋).
+        key_mask: (B, N) of bool; False keys are not attended to, whatever they and their values hold. A query that
+            sees no key has the output 0 and no gradient.
 
     Returns:
         (B, K, N, D) in v's dtype. Sums run in float32, or float64 for float64 features, whatever autocast says.
     """
-    _check_tensors(phi_q, phi_k, v)
-    _check_no_tangent(phi_q, phi_k, v, bias, far)
-    grid = _check_grid(grid_size, v.shape[2], causal)
-    checked = _check_bias(phi_q, bias, far, grid_size, grid, _check_cells(cells, bias, far, grid_size, grid, causal))
+    grid, checked = check_call(phi_q, phi_k, v, bias, far, grid_size, causal, cells)
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     phi_q, phi_k = phi_q.to(dtype), phi_k.to(dtype)
-    case = Case.of(phi_q, v, checked, grid, causal, positive)
+    if key_mask is not None:
+        check_key_mask(key_mask, (phi_k.shape[0], phi_k.shape[2]), phi_k.device)
+        phi_k, v = hide_keys(phi_k, key_mask), hide_keys(v, key_mask)
+    z = _attend(phi_q, phi_k, v, checked, grid, causal, backend, positive)
+    return z if key_mask is None else hide_blind_rows(z, key_mask, causal)
+
+
+def _attend(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: Bias | None,
+    grid: Grid,
+    causal: bool,
+    backend: str,
+    positive: bool,
+) -> torch.Tensor:
+    """`kernel_attention` of arguments that were checked."""
+    case = Case.of(phi_q, v, bias, grid, causal, positive)
     run = whole(backend, case)
+    if run is not None and is_empty(phi_q):  # nothing to launch: the op gives empty outputs, and zeros to the bias
+        run, backend = None, 'auto'
     with without_autocast(v):
         if run is not None:
-            return run.attend(Inputs(phi_q, phi_k, v, checked), case)
-        table, beyond, between = checked or (None, None, None)
-        options = *grid, causal, positive, backend, *(between or ())
-        return attend(phi_q, phi_k, v.to(dtype), table, beyond, *options)[0].to(v.dtype)
+            return run.attend(Inputs(phi_q, phi_k, v, bias), case)
+        table, far, cells = bias or (None, None, None)
+        options = *grid, causal, positive, backend, *(cells or ())
+        return attend(phi_q, phi_k, v.to(phi_q.dtype), table, far, *options)[0].to(v.dtype)
+
+
+def check_call(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    grid_size: tuple[int, int] | None,
+    causal: bool,
+    cells: tuple[int, int] | int | None,
+) -> tuple[Grid, Bias | None]:
+    """The grid, a sequence's as (1, N), and the bias of a call whose arguments fit each other."""
+    check_tensors(phi_q=phi_q, phi_k=phi_k, v=v, bias=bias, far=far)
+    _check_shapes(phi_q, phi_k, v)
+    _check_no_tangent(phi_q, phi_k, v, bias, far)
+    _check_cross(phi_q, phi_k, bias, grid_size, causal)
+    grid = _check_grid(grid_size, phi_q.shape[2], causal)
+    between = _check_cells(cells, bias, far, grid_size, grid, causal)
+    return grid, _check_bias(phi_q, bias, far, grid_size, grid, between)
 
 
 def packed_backend(backend: str, qkv: torch.Tensor, m: int, bias: Bias | None, causal: bool) -> Whole | None:
@@ -68,7 +111,7 @@ def packed_backend(backend: str, qkv: torch.Tensor, m: int, bias: Bias | None, c
     cells = None if bias is None or bias.cells is None else _as_grid(bias.cells)
     case = Case((1, qkv.shape[1]), *sizes, causal, bias is not None, **where, cells=cells)
     entry = preferred(case) if backend == 'auto' else BACKENDS[backend]
-    if entry is None or not isinstance(entry.run, Whole) or entry.run.attend_packed is None:
+    if entry is None or not isinstance(entry.run, Whole) or entry.run.attend_packed is None or is_empty(qkv):
         return None
     return whole(backend, case)  # raises where it cannot run
 
@@ -160,11 +203,11 @@ def _check_cells(
     if causal:
         raise ValueError(f'causal attention has no cells: expected cells=None, got {cells}')
     if grid_size is None:
-        if isinstance(cells, (tuple, list)):
-            raise ValueError(f'cells {tuple(cells)} of a sequence of {grid[1]} tokens: expected a whole number')
+        if isinstance(cells, (tuple, list)) or not is_whole(cells):
+            raise ValueError(f'cells {cells} of a sequence of {grid[1]} tokens: expected a whole number')
         cells = (1, cells)
-    elif not isinstance(cells, (tuple, list)) or len(cells) != 2:
-        raise ValueError(f'cells {cells} of a {grid[0]}x{grid[1]} grid: expected (h, w)')
+    elif not isinstance(cells, (tuple, list)) or len(cells) != 2 or not all(is_whole(s) for s in cells):
+        raise ValueError(f'cells {cells} of a {grid[0]}x{grid[1]} grid: expected (h, w) in whole numbers')
     h, w = cells
     if not (1 <= h <= grid[0] and 1 <= w <= grid[1]):
         given = (h, w) if grid_size else w
@@ -179,15 +222,36 @@ def _as_grid(cells: tuple[int, ...]) -> Grid:
     return h, w
 
 
-def _check_tensors(phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor) -> None:
+def _check_shapes(phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor) -> None:
     shapes = f'phi_q {tuple(phi_q.shape)}, phi_k {tuple(phi_k.shape)}, v {tuple(v.shape)}'
     if phi_q.dim() != 4 or phi_k.dim() != 4 or v.dim() != 4:
         raise ValueError(f'phi_q, phi_k must be (B, heads, N, M) and v (B, heads, N, D), got {shapes}')
-    if phi_q.shape != phi_k.shape or phi_q.shape[:3] != v.shape[:3]:
-        raise ValueError(f'batch, heads and tokens must agree, and the features of phi_q and phi_k: got {shapes}')
-    if min(phi_q.shape) < 1 or v.shape[3] < 1:
-        raise ValueError(f'every dimension must be at least 1, got {shapes}')
+    if phi_q.shape[:2] != phi_k.shape[:2] or phi_q.shape[3] != phi_k.shape[3] or phi_k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f'batch and heads must agree, the features of phi_q and phi_k, and the tokens of phi_k and v: got {shapes}'
+        )
+    if min(*phi_q.shape[1:], *v.shape[1:]) < 1:
+        raise ValueError(f'every dimension but the batch must be at least 1, got {shapes}')
     check_alike(phi_q, phi_k, v)
+
+
+def _check_cross(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    bias: torch.Tensor | None,
+    grid_size: tuple[int, int] | None,
+    causal: bool,
+) -> None:
+    """Raise where queries and keys are of two sequences and something asks for the offset between them."""
+    if phi_q.shape[2] == phi_k.shape[2]:
+        return
+    shapes = f'phi_q {tuple(phi_q.shape)} and phi_k {tuple(phi_k.shape)}'
+    for name, given in (('bias', bias is not None), ('grid_size', grid_size is not None), ('causal', causal)):
+        if given:
+            raise ValueError(
+                f'{name} is about the offset of a key from a query, and {shapes} are of sequences of different length: '
+                f'expected {name}={False if name == "causal" else None}, or as many keys as queries'
+            )
 
 
 def _check_grid(grid_size: tuple[int, int] | None, n: int, causal: bool) -> Grid:
@@ -195,8 +259,9 @@ def _check_grid(grid_size: tuple[int, int] | None, n: int, causal: bool) -> Grid
         return 1, n
     if causal:
         raise ValueError(f'causal attention runs over a sequence: expected grid_size=None, got {grid_size}')
-    if not isinstance(grid_size, (tuple, list)) or len(grid_size) != 2 or min(grid_size) < 1:
-        raise ValueError(f'grid_size must be (H, W) with positive sizes, got {grid_size}')
+    pair = isinstance(grid_size, (tuple, list)) and len(grid_size) == 2
+    if not pair or not all(is_whole(s) for s in grid_size) or min(grid_size) < 1:
+        raise ValueError(f'grid_size must be (H, W) with positive whole sizes, got {grid_size}')
     height, width = grid_size
     if height * width != n:
         raise ValueError(f'grid_size {height}x{width} holds {height * width} tokens, phi_q and v have {n}')

@@ -24,11 +24,38 @@ class DenseBias(NamedTuple):
     matrix: torch.Tensor  # K, N, N
 
 
+class PrefixBias(NamedTuple):
+    """What P tokens before the grid, class and register tokens, have in place of offsets."""
+
+    token_to_prefix: torch.Tensor  # K, P: of every query on the grid with each key before it
+    prefix_to_token: torch.Tensor  # K, P: of each query before the grid with every key on it
+    prefix_to_prefix: torch.Tensor  # K, P, P: queries are rows
+
+
+class PrefixedBias(NamedTuple):
+    """A bias of P tokens and the grid that follows them."""
+
+    grid: Bias | None
+    prefix: PrefixBias
+    grid_size: tuple[int, ...]  # (H, W), or (N,) of a sequence
+
+
+AnyBias = Bias | PrefixedBias | DenseBias  # what a layer may be given
+
+
 class BiasGradients(NamedTuple):
     """Gradients of a `Bias`, field by field; None where there is none or nobody asks."""
 
     table: torch.Tensor | None = None
     far: torch.Tensor | None = None
+
+
+def prefixed_matrix(matrix: torch.Tensor, prefix: PrefixBias) -> torch.Tensor:
+    """The bias (K, P+N, P+N) of P tokens before a grid, given that between the tokens of the grid, (K, N, N)."""
+    n = matrix.shape[-1]
+    above = torch.cat([prefix.prefix_to_prefix, prefix.prefix_to_token[:, :, None].expand(-1, -1, n)], dim=2)
+    below = torch.cat([prefix.token_to_prefix[:, None].expand(-1, n, -1), matrix], dim=2)
+    return torch.cat([above, below], dim=1)
 
 
 def whole_table(bias: Bias, grid: tuple[int, int]) -> torch.Tensor:

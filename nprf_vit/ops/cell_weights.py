@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from . import toeplitz
-from .cell_grid import CellGrid
-from .offsets import is_wide, toeplitz_view
+from .cell_grid import CellGrid, cell_of
+from .offsets import is_wide, row_maxima, toeplitz_view
 
 _BLOCK = 1 << 22  # weights alive at once
 # Zero keys may lie above their row's maximum: bounds of their exponents.
@@ -96,6 +96,19 @@ def seen_cells(phi_k: torch.Tensor, bias: torch.Tensor, places: CellGrid) -> tor
         return None
     seen = places.gather(phi_k.ne(0).any(-1, keepdim=True).to(phi_k.dtype), zero=True).amax((1, 2)) > 0
     return None if seen.all() else seen.view(phi_k.shape[1], -1, phi_k.shape[0])
+
+
+def cell_maxima(bias: torch.Tensor, places: CellGrid, seen: torch.Tensor | None) -> torch.Tensor:
+    """What `DenseWeights` takes out of the rows of each token's cell, (1, K, N); (B, K, N) with seen (K, g, B)."""
+    if seen is None:
+        largest = row_maxima(bias, places.cells).flip(1, 2).flatten(1)[None]  # 1, K, g
+    else:
+        (h, w), count = places.cells, places.count
+        logits = toeplitz_view(bias.contiguous(), (h, w), (h, w)).reshape(-1, count, count).flip(1)  # K, g, g
+        some = [logits.masked_fill(~item[:, None], -torch.inf).amax(-1) for item in seen.unbind(2)]
+        largest = torch.stack(some).clamp(min=torch.finfo(bias.dtype).min)  # B, K, g
+    rows, cols = (cell_of(size, count, bias.device) for size, count in zip(places.grid, places.cells))
+    return largest[..., (rows[:, None] * places.cells[1] + cols).flatten()]
 
 
 def sum_offsets(pairs: torch.Tensor, cells: tuple[int, int]) -> torch.Tensor:

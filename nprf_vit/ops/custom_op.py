@@ -10,6 +10,7 @@ import torch
 from .backends import batched
 from .backends.interface import Case, Grid, Inputs, Product, Sums
 from .bias import Bias
+from .checks import check_tokens, is_empty
 from .dispatch import BACKENDS, product
 from .nonfinite import without_nonfinite
 from .offsets import peaked_heads
@@ -43,6 +44,9 @@ def attend(
 
     Cells are 0×0 where the bias is not between cells, as in graphs that were exported before there were any.
     """
+    check_tokens(phi_q.shape[2], phi_k.shape[2], height, width, apart=bias is None and not causal)
+    if is_empty(v):
+        return v.new_empty(*phi_q.shape[:-1], v.shape[-1]), v.new_empty(phi_q.shape[:-1])
     if v.device.type == 'cpu':
         keep_freed_pages()
     inputs = phi_q, phi_k, v, bias, far
@@ -51,7 +55,9 @@ def attend(
         if _is_batched(v, backend):
             return batched.attend(*inputs, (height, width), causal, positive, _cells(options))
         num, den = _forward(inputs, options)
-        den = (den.clamp(min=torch.finfo(den.dtype).tiny) if positive else den).contiguous()
+        # signed features that see no key: no output and no gradient, as `_rescue` has it for positive ones
+        den = den.clamp(min=torch.finfo(den.dtype).tiny) if positive else den.masked_fill(den == 0, torch.inf)
+        den = den.contiguous()
         z = num.div_(den.unsqueeze(-1)).contiguous()
         # one pass over the outputs tells that all inputs were finite and nothing overflowed
         finite = bool((z.sum() + den.sum()).isfinite())
@@ -88,7 +94,8 @@ def _rescue(
 def _(
     phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(v, memory_format=torch.contiguous_format), v.new_empty(v.shape[:-1])
+    # of as many tokens as there are queries
+    return v.new_empty(*phi_q.shape[:-1], v.shape[-1]), v.new_empty(phi_q.shape[:-1])
 
 
 @torch.library.custom_op('nprf_vit::attend_backward', mutates_args=())
@@ -109,22 +116,31 @@ def attend_backward(
     bias_grad: bool,
     cell_rows: int = 0,
     cell_cols: int = 0,
+    log_den_grad: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of phi_q, phi_k, v, bias and far; those of bias and far empty where there are none."""
+    """Gradients of phi_q, phi_k, v, bias and far; those of bias and far empty where there are none.
+
+    `log_den_grad` (B, K, N) is the gradient of log |den|, which ops/partial.py has as an output.
+    """
     options = height, width, causal, positive, backend, cell_rows, cell_cols
+    if is_empty(v):
+        wanted = phi_q, phi_k, v, *(x if bias_grad else None for x in (bias, far))
+        return tuple(v.new_empty(0) if x is None else torch.zeros_like(x) for x in wanted)
     with without_autocast(v):
         if _is_batched(v, backend):
             saved = phi_q, phi_k, v, bias, far, z, den, grad
-            grads = batched.attend_backward(*saved, (height, width), causal, bias_grad, _cells(options))
+            cells = _cells(options)
+            grads = batched.attend_backward(*saved, (height, width), causal, bias_grad, cells, log_den_grad)
             return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
         small = den.dtype == torch.float32 and positive and bool((den < _SMALL_IN_BACKWARD).any())
         peaked = None if small or den.dtype != torch.float32 else _peaked_heads(bias, far, causal)
         if peaked is not None and not peaked.all():
-            return _backward_by_heads((phi_q, phi_k, v, bias, far), grad, options, bias_grad, peaked)
+            return _backward_by_heads((phi_q, phi_k, v, bias, far), grad, options, bias_grad, peaked, log_den_grad)
         if small or peaked is not None:
             wide = _double(phi_q, phi_k, v, bias, far)
             z, den = attend(*wide, *options)
-            grads = attend_backward(*wide, z, den, grad.double(), *_with_bias_grad(options, bias_grad))
+            others = *_with_bias_grad(options, bias_grad), *_double(log_den_grad)
+            grads = attend_backward(*wide, z, den, grad.double(), *others)
             largest = torch.finfo(torch.float32).max  # a zero key below a steep bias has a gradient beyond float32
             return tuple(x.clamp(-largest, largest).float() for x in grads)
         # z = num/den: the gradient of num is g/den, that of den is -(g·z)/den
@@ -132,8 +148,10 @@ def attend_backward(
         if not z.sum().isfinite():
             phi_q, phi_k, v, z, scaled = _finite_backward(phi_q, phi_k, v, z, grad, scaled, causal)
         grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, D+1
+        if log_den_grad is not None:
+            grad[..., -1] += log_den_grad / den
         inputs = phi_q, phi_k, v, bias, far
-        grads = _backward(inputs, options, grad, bias_grad)
+        grads = _backward(inputs, options, grad, bias_grad, log_den_grad)
     return tuple(v.new_empty(0) if x is None else x.contiguous() for x in grads)
 
 
@@ -156,6 +174,7 @@ def _backward_by_heads(
     options: Options,
     bias_grad: bool,
     peaked: torch.Tensor,
+    log_den_grad: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
     """Gradients of peaked heads and of all others apart: float64 is for the former alone, few of a trained table."""
     dims = 1, 1, 1, 0, 0  # of heads, in (B, K, N, ·) and in tables (K, ...)
@@ -164,7 +183,8 @@ def _backward_by_heads(
         some = [x if x is None else x.index_select(dim, heads) for x, dim in zip(inputs, dims)]
         # forward again: a denominator has a factor per row that depends on all heads of a call
         saved = *some, *attend(*some, *options), grad[:, heads]
-        parts.append(attend_backward(*saved, *_with_bias_grad(options, bias_grad)))
+        of_den = None if log_den_grad is None else log_den_grad[:, heads]
+        parts.append(attend_backward(*saved, *_with_bias_grad(options, bias_grad), of_den))
     order = torch.cat([peaked.nonzero()[:, 0], (~peaked).nonzero()[:, 0]]).argsort()
     return tuple(
         x if x.numel() == 0 else torch.cat([x, y], dim).index_select(dim, order) for x, y, dim in zip(*parts, dims)
@@ -204,7 +224,7 @@ def _(
     positive: bool,
     backend: str,
     bias_grad: bool,
-    *cells: int,
+    *args: Any,
 ) -> tuple[torch.Tensor, ...]:
     return tuple(
         v.new_empty(0) if x is None or not wanted else torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -235,10 +255,16 @@ def _forward(tensors: Tensors, options: Options) -> Sums:
     return algorithm.forward(inputs, case.grid, case.causal, dtype)
 
 
-def _backward(tensors: Tensors, options: Options, grad: torch.Tensor, bias_grad: bool) -> Tensors:
+def _backward(
+    tensors: Tensors, options: Options, grad: torch.Tensor, bias_grad: bool, log_den_grad: torch.Tensor | None
+) -> Tensors:
     inputs, case = _case(tensors, options)
     algorithm, dtype = product(options[4], case, inputs)
-    *grads, of_bias = algorithm.backward(inputs, case.grid, case.causal, dtype, grad, bias_grad)
+    more: Tensors = ()
+    if algorithm.uses_bias_total:
+        # a constant added to all biases is added to log den, and changes nothing else
+        more = (None if log_den_grad is None else log_den_grad.to(dtype).sum((0, 2)),)
+    *grads, of_bias = algorithm.backward(inputs, case.grid, case.causal, dtype, grad, bias_grad, *more)
     return *grads, *of_bias
 
 

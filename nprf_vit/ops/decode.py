@@ -5,6 +5,8 @@
 
 import torch
 
+from .checks import check_tensors, has_values
+from .key_mask import check_key_mask, hide_keys
 from .precision import check_alike, without_autocast
 
 # Denominators that have lost digits to underflow: in themselves, or because exp(bias) has beside the largest score.
@@ -28,6 +30,7 @@ class DecodeState:
         max_len: int | None = None,
         positive: bool = True,
     ) -> None:
+        check_tensors(bias=bias, far=far)
         if bias is not None and (bias.dim() != 2 or bias.shape[1] % 2 == 0):
             raise ValueError(f'bias must be (heads, 2N-1) for decoding, got {tuple(bias.shape)}')
         if far is not None and (bias is None or far.shape != bias.shape[:1]):
@@ -48,24 +51,75 @@ class DecodeState:
         self.keys: torch.Tensor | None = None  # B, K, capacity, M
         self.values: torch.Tensor | None = None  # B, K, capacity, D+1
         self.state: torch.Tensor | None = None  # B, K, M, D+1
+        self.v_dtype: torch.dtype | None = None
+
+    @classmethod
+    @torch.no_grad()
+    def of_keys(
+        cls, phi_k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None = None, positive: bool = True
+    ) -> 'DecodeState':
+        """A state without a bias that has seen all of φ(k) (B, K, N, M) and v (B, K, N, D), masked by key_mask (B, N).
+
+        Queried token by token it is cross attention; further tokens may follow, as after a prompt.
+        """
+        if phi_k.dim() != 4 or v.dim() != 4 or phi_k.shape[:3] != v.shape[:3]:
+            raise ValueError(
+                f'expected phi_k (B, heads, N, M) and v (B, heads, N, D), got phi_k {tuple(phi_k.shape)}, '
+                f'v {tuple(v.shape)}'
+            )
+        check_alike(phi_k, phi_k, v)
+        if key_mask is not None:
+            check_key_mask(key_mask, (phi_k.shape[0], phi_k.shape[2]), phi_k.device)
+            phi_k, v = hide_keys(phi_k, key_mask), hide_keys(v, key_mask)
+        state = cls(positive=positive)
+        dtype = _sum_dtype(phi_k)
+        with without_autocast(v):
+            state.state = phi_k.to(dtype).transpose(-1, -2) @ _with_one(v, dtype)  # B, K, M, D+1
+        state.batch, state.length, state.v_dtype = phi_k.shape[0], phi_k.shape[2], v.dtype
+        return state
 
     @torch.no_grad()
-    def step(self, phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Takes the next token's φ(q), φ(k) (B, K, M) and v (B, K, D); returns its output (B, K, D) in v's dtype."""
+    def query(self, phi_q: torch.Tensor) -> torch.Tensor:
+        """The output (B, K, D) of a query φ(q) (B, K, M) that brings no key of its own; without a bias only."""
+        if self.past is not None:
+            raise ValueError('a query without a key has no place in a sequence with a bias: expected bias=None')
+        if self.state is None:
+            raise ValueError('this state has seen no key: expected DecodeState.of_keys(...), or a step')
+        if phi_q.shape != self.state.shape[:3]:
+            raise ValueError(f'phi_q {tuple(phi_q.shape)}: expected one token, {tuple(self.state.shape[:3])}')
+        with without_autocast(phi_q):
+            sums = (phi_q.to(self.state.dtype).unsqueeze(-2) @ self.state).squeeze(-2)  # B, K, D+1
+        return self._normalized(sums)
+
+    @torch.no_grad()
+    def step(
+        self, phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor, key_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Takes the next token's φ(q), φ(k) (B, K, M) and v (B, K, D); returns its output (B, K, D) in v's dtype.
+
+        With key_mask (B,) of bool, no token attends to this one where it is False: padding before a shorter sequence.
+        """
+        check_tensors(phi_q=phi_q, phi_k=phi_k, v=v)
         self._check(phi_q, phi_k, v)
-        dtype = torch.promote_types(phi_q.dtype, torch.float32)
-        if self.past is None and v.device.type != 'mps':  # Apple's GPUs have no float64
-            # a float32 sum over tokens drifts by a rounding per token, and products of small features vanish
-            dtype = torch.float64
+        if key_mask is not None:
+            check_key_mask(key_mask, (phi_k.shape[0],), phi_k.device)
+            hidden = ~key_mask[:, None, None]
+            phi_k, v = phi_k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+        dtype = torch.promote_types(phi_q.dtype, torch.float32) if self.past is not None else _sum_dtype(phi_q)
         with without_autocast(v):
-            values = torch.cat([v.to(dtype), v.new_ones(*v.shape[:2], 1, dtype=dtype)], dim=-1)  # B, K, D+1
-            args = phi_q.to(dtype), phi_k.to(dtype), values
+            args = phi_q.to(dtype), phi_k.to(dtype), _with_one(v, dtype)
             sums = self._without_bias(*args) if self.past is None else self._with_bias(*args)
-        self.length, self.batch = self.length + 1, phi_q.shape[0]
+        self.length, self.batch, self.v_dtype = self.length + 1, phi_q.shape[0], v.dtype
+        return self._normalized(sums)
+
+    def _normalized(self, sums: torch.Tensor) -> torch.Tensor:
+        """Numerators over denominators, (B, K, D) in the values' dtype."""
         den = sums[..., -1:]
         if self.positive:  # below every denominator of positive features; keeps an all-zero row finite
             den = den.clamp(min=torch.finfo(sums.dtype).tiny)
-        return (sums[..., :-1] / den).to(v.dtype)
+        else:  # no key seen yet
+            den = den.masked_fill(den == 0, torch.inf)
+        return (sums[..., :-1] / den).to(self.v_dtype)
 
     def _without_bias(self, phi_q: torch.Tensor, phi_k: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         update = phi_k.unsqueeze(-1) * values.unsqueeze(-2)  # B, K, M, D+1
@@ -81,7 +135,8 @@ class DecodeState:
         phi_q = phi_q / phi_q.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(phi_q.dtype).tiny)
         scores = (all_keys[:, :, :t] @ phi_q.unsqueeze(-1)).squeeze(-1)  # B, K, t
         values = all_values[:, :, :t]
-        if self.positive and scores.device.type != 'cpu':  # asking whether it is needed would stop the host
+        # asking whether it is needed would stop the host, or has no answer
+        if self.positive and (scores.device.type != 'cpu' or not has_values(scores)):
             return _sum_values(_log_weights(scores, bias), values)
         sums = _sum_values(scores * (bias - bias.amax(-1, keepdim=True)).exp(), values)
         if not self.positive:
@@ -127,6 +182,17 @@ class DecodeState:
             )
         if self.limit is not None and self.length >= self.limit:
             raise ValueError(f'this state holds {self.limit} tokens and all of them are taken')
+
+
+def _sum_dtype(phi: torch.Tensor) -> torch.dtype:
+    """Of a sum over tokens: in float32 it drifts by a rounding per token, and products of small features vanish."""
+    # Apple's GPUs have no float64
+    return torch.promote_types(phi.dtype, torch.float32) if phi.device.type == 'mps' else torch.float64
+
+
+def _with_one(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values (..., D) and a one, (..., D+1)."""
+    return torch.cat([v.to(dtype), v.new_ones(*v.shape[:-1], 1, dtype=dtype)], dim=-1)
 
 
 def _sum_values(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

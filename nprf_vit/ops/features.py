@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from .key_mask import check_key_mask, hide_keys, replace_keys
 from .precision import without_autocast
 
 ROLES = ('query', 'key')
@@ -82,6 +83,7 @@ def feature_map(
     role: str = 'key',
     causal: bool = False,
     normalize: bool = False,
+    key_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Maps queries or keys to features, up to a factor that cancels in attention.
 
@@ -104,6 +106,8 @@ def feature_map(
         normalize: Whether to L2-normalize x first. The same as passing F.normalize(x, dim=-1, eps=1e-6), up to the
             factor, but the M projections are divided instead of the D coordinates. A token whose norm overflows
             (1.8e19 in float32) counts as one that is at right angles to every projection.
+        key_mask: (B, N) of bool beside keys (B, K, N, D): False ones get features of zero and do not count in the
+            largest feature of all keys.
 
     Returns:
         (..., K, N, features) in float32, or in float64 for float64 input.
@@ -113,6 +117,12 @@ def feature_map(
         raise ValueError(f"role must be 'query' or 'key', got {role!r}")
     if not x.is_floating_point():
         raise ValueError(f'x must be floating point, got {x.dtype}')
+    if key_mask is not None:
+        if role != 'key' or x.dim() != 4:
+            raise ValueError(f'key_mask is for keys (B, heads, N, D): got role {role!r} and x {tuple(x.shape)}')
+        check_key_mask(key_mask, (x.shape[0], x.shape[2]), x.device)
+        features = feature_map(replace_keys(x, key_mask), w, kind, role, causal, normalize)
+        return hide_keys(features, key_mask)
     with without_autocast(x):
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if not FEATURE_MAPS[kind].projects:

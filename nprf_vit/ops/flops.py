@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import custom_op  # noqa: F401  the ops must exist before their formulas, the fused ones too
+from . import custom_op, partial  # noqa: F401  the ops must exist before their formulas, the fused ones too
 
 Shape = tuple[int, ...]
 
@@ -31,7 +31,17 @@ def attend_flops(
     and `window` do less or more. Arguments are shapes.
     """
     batch, heads, n, m = phi_q
-    return 2 * batch * heads * _forward(n, m, v[-1], bias is not None, causal, _cells(args[2:]))
+    if bias is None:
+        return 2 * batch * heads * (n + v[2]) * m * (v[3] + 1)
+    return 2 * batch * heads * _forward(n, m, v[-1], True, causal, _cells(args[2:4]))
+
+
+def attend_partial_flops(
+    phi_q: Shape, phi_k: Shape, v: Shape, bias: Shape | None, far: Shape | None, *args: Any, **kwargs: Any
+) -> int:
+    """As `attend_flops`, never causal."""
+    batch, heads, n, m = phi_q
+    return 2 * batch * heads * _forward(n, m, v[-1], bias is not None, False, _cells(args[4:6]))
 
 
 def attend_backward_flops(
@@ -39,8 +49,10 @@ def attend_backward_flops(
 ) -> int:
     """Backward: N²(3M+2D+1), half if causal, scores computed again; 5NM(D+1) without a bias; (5N+3g²)M(D+1)."""
     batch, heads, n, m = phi_q
+    if bias is None:
+        return 2 * batch * heads * (2 * n + 3 * v[2]) * m * (v[3] + 1)
     causal = next(x for x in args if isinstance(x, bool))
-    return 2 * batch * heads * _backward(n, m, v[-1], bias is not None, causal, _cells(args[9:]))
+    return 2 * batch * heads * _backward(n, m, v[-1], True, causal, _cells(args[9:11]))
 
 
 def fused_qkv_flops(
@@ -89,6 +101,7 @@ def _cells(sizes: tuple[Any, ...]) -> int:
 
 _ops = torch.ops.nprf_vit
 register_flop_formula([_ops.attend, _ops.fused])(attend_flops)
+register_flop_formula(_ops.attend_partial)(attend_partial_flops)
 register_flop_formula([_ops.attend_backward, _ops.fused_backward])(attend_backward_flops)
 register_flop_formula(_ops.fused_qkv)(fused_qkv_flops)
 register_flop_formula(_ops.fused_qkv_backward)(fused_qkv_backward_flops)

@@ -100,6 +100,13 @@ def extend_table_backward(
     return d_window, outside.sum((1, 2))
 
 
+def row_maxima(table: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """The largest visible bias per query, (K, H, W) in reversed order: windows of pooling follow the table's order."""
+    largest = F.max_pool1d(table.transpose(1, 2), grid[0], 1).transpose(1, 2)  # K, H, 2W-1
+    largest = F.max_pool1d(largest, grid[1], 1)  # K, H, W
+    return largest.clamp(min=torch.finfo(table.dtype).min)  # a row of -inf alone: its differences stay -inf
+
+
 def is_wide(bias: torch.Tensor) -> bool:
     """Whether rows need a maximum of their own, given the biases (K, ·, ·) that any row can see: if so in one head."""
     spread = bias.amax((1, 2)).double() - bias.amin((1, 2)).double()  # the same answer for bias.double()

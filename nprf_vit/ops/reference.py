@@ -59,6 +59,7 @@ def dense_bias(
 
 def _log_position(
     n: int,
+    keys: int,
     bias: Tensor | None,
     far: Tensor | None,
     grid_size: tuple[int, int] | None,
@@ -66,8 +67,8 @@ def _log_position(
     cells: tuple[int, int] | int | None,
     like: Tensor,
 ) -> Tensor:
-    """log c_{j-i}, (K or 1, N, N): the bias, -inf above the diagonal where causal."""
-    log_c = like.new_zeros(1, n, n) if bias is None else dense_bias(bias, n, grid_size, far, cells)
+    """log c_{j-i}, (K or 1, N, keys): the bias, -inf above the diagonal where causal; else as many keys as wanted."""
+    log_c = like.new_zeros(1, n, keys) if bias is None else dense_bias(bias, n, grid_size, far, cells)
     if causal:
         log_c = log_c.masked_fill(offsets(n)[0] > 0, -math.inf)
     return log_c
@@ -81,15 +82,39 @@ def attention_weights(
     grid_size: tuple[int, int] | None = None,
     causal: bool = False,
     cells: tuple[int, int] | int | None = None,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
     """a_ij = c_{j-i} φ(q_i)·φ(k_j) / Σ_l c_{l-i} φ(q_i)·φ(k_l), (B, K, N, N); with `cells`, c_{cell(j)-cell(i)}.
 
-    Each row's own largest bias is taken out before exp, so b = ±80 loses nothing. Features may be negative.
+    Each row's own largest bias is taken out before exp, so b = ±80 loses nothing. Features may be negative. With
+    `key_mask` (B, N), keys that are False are left out of the matrix, item by item, and their weights are zero. Without
+    a bias and causality there may be more or fewer keys than queries.
     """
-    log_c = _log_position(phi_q.shape[-2], bias, far, grid_size, causal, cells, phi_q)
-    c = (log_c - log_c.detach().amax(-1, keepdim=True)).exp()  # K, N, N
-    weights = torch.einsum('bkim,bkjm->bkij', phi_q, phi_k) * c  # B, K, N, N
-    return weights / weights.sum(-1, keepdim=True)
+    log_c = _log_position(phi_q.shape[-2], phi_k.shape[-2], bias, far, grid_size, causal, cells, phi_q)
+    if key_mask is None:
+        return _normalized_rows(phi_q, phi_k, log_c)
+    items = []
+    for q, k, keys in zip(phi_q, phi_k, _kept(key_mask)):
+        rows = _normalized_rows(q, k[:, keys], log_c[:, :, keys])  # K, N, kept keys
+        whole = rows.new_zeros(*rows.shape[:2], k.shape[1])
+        items.append(whole.index_copy(2, keys, rows))
+    return torch.stack(items)
+
+
+def _normalized_rows(phi_q: Tensor, phi_k: Tensor, log_c: Tensor) -> Tensor:
+    """exp(log_c) φ(q_i)·φ(k_j), each row divided by its sum; zeros where a row has no key."""
+    if phi_k.shape[-2] == 0:
+        return phi_q.new_zeros(*phi_q.shape[:-1], 0)
+    top = log_c.detach().amax(-1, keepdim=True)
+    blind = top == -math.inf  # every key of the row is left out
+    c = (log_c - top.masked_fill(blind, 0)).exp()  # K, N, keys
+    weights = torch.einsum('...im,...jm->...ij', phi_q, phi_k) * c
+    return weights / weights.sum(-1, keepdim=True).masked_fill(blind, 1)
+
+
+def _kept(key_mask: Tensor) -> list[Tensor]:
+    """The keys of each batch item that may be attended to, by number."""
+    return [torch.tensor([j for j, kept in enumerate(row.tolist()) if kept], dtype=torch.long) for row in key_mask]
 
 
 def attention(
@@ -101,9 +126,42 @@ def attention(
     grid_size: tuple[int, int] | None = None,
     causal: bool = False,
     cells: tuple[int, int] | int | None = None,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
     """z_i = Σ_j a_ij v_j (Eq. 10), (B, K, N, D), with the whole matrix of weights in memory."""
-    return torch.einsum('bkij,bkjd->bkid', attention_weights(phi_q, phi_k, bias, far, grid_size, causal, cells), v)
+    weights = attention_weights(phi_q, phi_k, bias, far, grid_size, causal, cells, key_mask)
+    if key_mask is None:
+        return torch.einsum('bkij,bkjd->bkid', weights, v)
+    kept = zip(weights, v, _kept(key_mask))
+    return torch.stack([torch.einsum('kij,kjd->kid', a[:, :, keys], x[:, keys]) for a, x, keys in kept])
+
+
+def prefixed_bias(
+    grid_bias: Tensor, token_to_prefix: Tensor, prefix_to_token: Tensor, prefix_to_prefix: Tensor
+) -> Tensor:
+    """The bias (K, P+N, P+N) of P tokens before a grid whose own is grid_bias (K, N, N); queries are rows.
+
+    Args:
+        grid_bias: As `dense_bias` gives it.
+        token_to_prefix, prefix_to_token: (K, P), of tokens on the grid with keys before it, and the other way round.
+        prefix_to_prefix: (K, P, P).
+    """
+    n, p = grid_bias.shape[-1], prefix_to_prefix.shape[-1]
+    out = grid_bias.new_zeros(grid_bias.shape[0], p + n, p + n)
+    for i in range(p + n):
+        for j in range(p):
+            out[:, i, j] = prefix_to_prefix[:, i, j] if i < p else token_to_prefix[:, j]
+    for i in range(p):
+        out[:, i, p:] = prefix_to_token[:, i, None]
+    out[:, p:, p:] = grid_bias
+    return out
+
+
+def matrix_attention_weights(phi_q: Tensor, phi_k: Tensor, matrix: Tensor) -> Tensor:
+    """`attention_weights` for a bias (K, N, N) between any two tokens."""
+    c = (matrix - matrix.detach().amax(-1, keepdim=True)).exp()
+    weights = torch.einsum('bkim,bkjm->bkij', phi_q, phi_k) * c  # B, K, N, N
+    return weights / weights.sum(-1, keepdim=True)
 
 
 def log_attention_weights(
@@ -117,7 +175,9 @@ def log_attention_weights(
 ) -> Tensor:
     """`attention_weights` from the logarithms of positive features, for features that no float could hold."""
     log_s = (log_q[..., :, None, :] + log_k[..., None, :, :]).logsumexp(-1)  # B, K, N, N
-    return (log_s + _log_position(log_q.shape[-2], bias, far, grid_size, causal, cells, log_q)).softmax(-1)
+    return (
+        log_s + _log_position(log_q.shape[-2], log_k.shape[-2], bias, far, grid_size, causal, cells, log_q)
+    ).softmax(-1)
 
 
 def features(x: Tensor, w: Tensor | None = None, kind: str = 'prf') -> Tensor:

@@ -234,7 +234,7 @@ def test_bad_inputs():
     layer = KernelAttention(16, 2, rel_pos_size=(3, 3))
     with pytest.raises(ValueError, match='8 tokens do not fill the 3x3 grid'):
         layer(torch.randn(1, 8, 16))
-    with pytest.raises(ValueError, match='takes no attn_mask'):
+    with pytest.raises(ValueError, match='between queries and keys is not supported'):
         layer(torch.randn(1, 3, 3, 16), attn_mask=torch.ones(9, 9))
     with pytest.raises(ValueError, match='causal attention needs an order'):
         layer(torch.randn(1, 3, 3, 16), is_causal=True)

@@ -11,10 +11,10 @@ EXAMPLES = re.findall(r'```python\n(.*?)```', PAGE, re.DOTALL)
 
 
 def test_there_are_examples():
-    assert len(EXAMPLES) == 2
+    assert len(EXAMPLES) == 5
 
 
-@pytest.mark.parametrize('index', [0, 1])
+@pytest.mark.parametrize('index', [0, 1, 2, 3, 4])
 def test_example(index):
     names = {}
     exec(EXAMPLES[index], names)
@@ -27,6 +27,8 @@ def test_example(index):
         assert block.attn.rel_pos_bias.table.grad.abs().sum() > 0
         windows = block.attn(torch.randn(10, 16, 16))
         assert windows.shape == (10, 16, 16)
-    else:
+    elif index == 2:
+        assert names['out'].shape == (2, 197, 96) and names['wide'].shape == (2, 321, 96)
+    elif index == 1:
         assert names['x'].shape == (2, 14, 14, 96) and names['x'].isfinite().all()
         assert names['bias'].table.shape == (3, 27, 27)

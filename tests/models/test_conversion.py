@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -148,6 +149,22 @@ def test_a_checkpoint_by_command(checkpoint, tmp_path):
     expected = nprf_vit.convert(source, 'prf', feature_dim=8, seed=5).state_dict()
     found = load_file(twin)
     assert found.keys() == expected.keys() and all(torch.equal(found[k], expected[k]) for k in expected)
+
+
+def test_a_beit_checkpoint_by_command(tmp_path):
+    """Trained by train.py under timm's name, converted, measured: with softmax the twin scores as the origin did."""
+    kwargs = {'embed_dim': 32, 'depth': 1, 'num_heads': 2, 'patch_size': 2}
+    run_here(tmp_path, model='beit_base_patch16_224', epochs=1, warmup_epochs=0, model_kwargs=kwargs)
+    scores = []
+    for kernel in ('softmax', 'prf'):
+        twin = tmp_path / f'{kernel}.safetensors'
+        done = run_command('--checkpoint', tmp_path / 'best.pt', '--output', twin, '--kernel', kernel)
+        assert done.returncode == 0 and done.stderr == '', done.stderr
+        said = launch(*done.stdout.splitlines()[-1].split()[1:]).stdout
+        scores.append(re.search(r'top-1\D*([\d.]+)', said, re.I)[1])
+    of_origin = launch('validate.py', '--config', tmp_path / 'config.yaml', '--checkpoint', tmp_path / 'best.pt').stdout
+    assert re.search(r'top-1\D*([\d.]+)', of_origin, re.I)[1] == scores[0]
+    assert 'blocks.0.attn.rel_pos_bias.token_to_prefix' in load_file(tmp_path / 'prf.safetensors')
 
 
 def test_the_command_refuses_in_one_line(checkpoint, tmp_path):

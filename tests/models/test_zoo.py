@@ -12,6 +12,11 @@ PARAMETERS = {
     'nprf_deit_tiny': 5_681_587,
     'nprf_deit_small': 21_979_006,
     'nprf_deit_base': 86_424_340,
+    'nprf_deit_base_384': 86_442_100,
+    'nprf_deit_base_patch8': 86_009_524,
+    'nprf_deit_base_patch32': 88_187_092,
+    'nprf_deit_base_distilled': 87_194_972,
+    'nprf_deit_large': 304_135_544,
     'nprf_deit_base_norpe': 86_566_120,
     'prf_deit_base': 86_566_120,
     'softmax_deit_base': 86_566_120,
@@ -19,7 +24,7 @@ PARAMETERS = {
 
 
 def test_the_zoo_is_registered():
-    assert set(timm.list_models(module='kernel_deit')) == set(PARAMETERS)
+    assert set(timm.list_models(module='nprf_deit')) == set(PARAMETERS)
     assert all(timm.is_model(name) for name in PARAMETERS)
     assert not timm.list_models('*prf_deit*', pretrained=True)
 
@@ -60,6 +65,48 @@ def test_entry_points_are_their_rows(name, kernel, normalize, rel_pos):
     assert (model.pos_embed is None) == (rel_pos != 'none')
     assert model.cls_token is None and model.global_pool == 'avg'
     assert isinstance(model.norm, torch.nn.LayerNorm) and isinstance(model.fc_norm, torch.nn.Identity)
+
+
+@pytest.mark.parametrize(
+    ('name', 'width', 'depth', 'grid'),
+    [
+        ('nprf_deit_base_384', 768, 12, (24, 24)),
+        ('nprf_deit_base_patch8', 768, 12, (28, 28)),
+        ('nprf_deit_base_patch32', 768, 12, (7, 7)),
+        ('nprf_deit_base_distilled', 768, 12, (14, 14)),
+        ('nprf_deit_large', 1024, 24, (14, 14)),
+    ],
+)
+def test_entry_points_of_other_sizes(name, width, depth, grid):
+    with torch.device('meta'):
+        model = timm.create_model(name)
+    attn = model.blocks[0].attn
+    assert (attn.kernel, attn.normalize, model.rel_pos, attn.head_dim) == ('prf', True, 'shared', 64)
+    assert (model.embed_dim, len(model.blocks), model.patch_embed.grid_size) == (width, depth, grid)
+    assert model.rel_pos_bias.grid_size == grid and model.pos_embed is None
+    assert model.patch_embed.img_size == tuple(model.pretrained_cfg['input_size'][1:])
+
+
+@pytest.mark.parametrize(
+    ('kwargs', 'names'),
+    [
+        ({'init_values': 1e-6}, {'ls1.gamma', 'ls2.gamma'}),
+        ({'qk_norm': True}, {'attn.q_norm.weight', 'attn.q_norm.bias', 'attn.k_norm.weight', 'attn.k_norm.bias'}),
+        ({'scale_mlp_norm': True}, {'mlp.norm.weight', 'mlp.norm.bias'}),
+        ({'drop_path_rate': 0.3, 'no_embed_class': True, 'class_token': True, 'proj_drop_rate': 0.1}, set()),
+    ],
+)
+def test_arguments_of_timm_pass_through(kwargs, names, image):
+    """DeiT-III's layer scale among them."""
+    model, plain = make(**kwargs).train(), make()
+    own = {k[len('blocks.0.') :] for k in model.state_dict().keys() - plain.state_dict().keys() if 'blocks.0.' in k}
+    assert own == names
+    if 'init_values' in kwargs:
+        assert (model.blocks[2].ls2.gamma == 1e-6).all()
+    if 'drop_path_rate' in kwargs:
+        assert model.blocks[2].drop_path1.drop_prob == pytest.approx(0.3) and model.blocks[0].attn.proj_drop.p == 0.1
+    model(image).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_full_size_forward():
@@ -161,8 +208,7 @@ def test_the_fft_trains(image):
     [
         ({'kernel': 'gauss'}, ValueError, "unknown kernel 'gauss': expected one of prf, orf"),
         ({'rel_pos': 'global'}, ValueError, "unknown rel_pos 'global': expected one of shared, layer, none"),
-        ({'class_token': True}, ValueError, "rel_pos='shared' needs every token on the grid: use no class token"),
-        ({'rel_pos': 'layer', 'reg_tokens': 1}, ValueError, "rel_pos='layer' needs every token on the grid"),
+        ({'patch_drop_rate': 0.5}, ValueError, "rel_pos='shared' needs the whole grid: expected patch_drop_rate=0"),
         ({'img_size': 70}, ValueError, 'img_size 70x70 is not divisible by the patch size 16x16'),
         ({'pretrained': True}, RuntimeError, 'No pretrained weights exist for nprf_deit_base'),
         ({'attn_drop_rate': 0.1}, ValueError, 'attn_drop 0.1 needs attention weights'),

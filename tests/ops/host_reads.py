@@ -3,14 +3,18 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nprf_vit.ops import custom_op
+from nprf_vit.ops import custom_op, partial
 
 # Their results, or the sizes of these, are known to the device alone.
 READS = {
     '_local_scalar_dense', 'item', 'is_nonzero', 'equal', 'nonzero', 'masked_select', 'unique_dim', '_unique',
     '_unique2', 'unique_consecutive', 'repeat_interleave', 'bincount', 'allclose', 'argwhere',
 }  # fmt: skip
-OPS = {'attend': custom_op.attend, 'attend_backward': custom_op.attend_backward}
+OPS = {
+    'attend': custom_op.attend,
+    'attend_backward': custom_op.attend_backward,
+    'attend_partial': partial.attend_partial,
+}
 
 
 class HostReadError(RuntimeError):

@@ -1,9 +1,10 @@
 """Bad input to `kernel_attention`: one ValueError each, with the offending values and what was expected."""
 
+import numpy
 import pytest
 import torch
 
-from nprf_vit.ops import kernel_attention
+from nprf_vit.ops import DecodeState, kernel_attention
 
 
 def arguments(**changes):
@@ -115,6 +116,39 @@ def test_grids(call, message):
 def test_dtypes(changes, message):
     with pytest.raises(ValueError, match=message):
         kernel_attention(**arguments(**changes))
+
+
+@pytest.mark.parametrize(
+    ('call', 'message'),
+    [
+        (arguments(bias=numpy.zeros((2, 3, 5), numpy.float32)), r'bias is the numpy.ndarray: expected a torch.Tensor'),
+        (arguments(bias=[[0.0]]), 'bias is the list'),
+        (sequence(far=0.0), r'far is the float 0.0: expected a torch.Tensor, one value per head'),
+        (arguments(phi_q=numpy.ones((1, 2, 6, 4))), 'phi_q is the numpy.ndarray'),
+        (arguments(grid_size=(2.0, 3.0)), r'grid_size must be \(H, W\) with positive whole sizes, got \(2.0, 3.0\)'),
+        (arguments(grid_size='23'), 'grid_size must be .* got 23'),
+        (arguments(cells=(1.0, 2.0)), r'cells \(1.0, 2.0\).*whole numbers'),
+        (sequence(cells=2.5), 'cells 2.5 of a sequence.*whole number'),
+        (arguments(key_mask=numpy.ones((1, 6), bool)), 'key_mask must be a tensor of bool, got ndarray'),
+    ],
+)
+def test_what_is_no_tensor_and_no_whole_number(call, message):
+    with pytest.raises(ValueError, match=message):
+        kernel_attention(**call)
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    grid = numpy.int64(2), numpy.int32(3)
+    assert torch.equal(kernel_attention(**arguments(grid_size=grid)), kernel_attention(**arguments()))
+
+
+def test_decoding():
+    with pytest.raises(ValueError, match='bias is the numpy.ndarray'):
+        DecodeState(numpy.zeros((2, 5)))
+    with pytest.raises(ValueError, match='far is the float 0.5'):
+        DecodeState(torch.zeros(2, 5), far=0.5)
+    with pytest.raises(ValueError, match='phi_q is the list'):
+        DecodeState().step([1.0], torch.ones(1, 2, 4), torch.ones(1, 2, 4))
 
 
 @pytest.mark.parametrize('name', ['phi_q', 'phi_k', 'v', 'bias', 'far'])

@@ -93,7 +93,16 @@ def test_on_fake_cuda_tensors(backend):
         batched.attend_backward(*inputs, z, den, z, grid, False, bias is not None, fake.cells)
 
 
-@pytest.mark.parametrize('kwargs', [{}, {'rel_pos_extend': 'extend', 'rel_pos_size': 3}, {'rel_pos': 'none'}])
+@pytest.mark.parametrize(
+    'kwargs',
+    [
+        {},
+        {'rel_pos_extend': 'extend', 'rel_pos_size': 3},
+        {'rel_pos': 'none'},
+        {'class_token': True, 'reg_tokens': 2},
+        {'class_token': True, 'rel_pos': 'layer', 'rel_pos_extend': 'cells', 'rel_pos_size': 2},
+    ],
+)
 @pytest.mark.parametrize('backend', ['auto', 'direct'])
 def test_a_model_moves_nothing_between_host_and_device(backend, kwargs):
     """What a CUDA graph could not capture either: the model's forward on fake CUDA tensors."""

@@ -51,9 +51,8 @@ def attend(
         table = bias if far is None else extend_table(bias, far, *grid)
         c, upright = _upright(_weights(table, causal), grid)
         num, den = linear.split(_product(phi_q, phi_k, linear.with_ones(v), c, upright))
-    if positive:
-        tiny = torch.finfo(den.dtype).tiny
-        den = den.masked_fill(den <= tiny, torch.inf)
+    tiny = torch.finfo(den.dtype).tiny
+    den = den.masked_fill(den <= tiny if positive else den == 0, torch.inf)
     return (num / den.unsqueeze(-1)).contiguous(), den.contiguous()
 
 
@@ -70,10 +69,13 @@ def attend_backward(
     causal: bool,
     bias_grad: bool,
     cells: Grid | None = None,
+    log_den_grad: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of phi_q, phi_k, v, bias and far, or None."""
+    """Gradients of phi_q, phi_k, v, bias and far, or None; `log_den_grad` as in `attend_backward`."""
     scaled = grad / den.unsqueeze(-1)
     grad = torch.cat([scaled, -(scaled * z).sum(-1, keepdim=True)], dim=-1)  # B, K, N, E
+    if log_den_grad is not None:
+        grad[..., -1] += log_den_grad / den
     if bias is None:
         *grads, d_v = linear.product_backward(phi_q, phi_k, linear.with_ones(v), grad, causal)
         return *grads, d_v[..., :-1], None, None
@@ -93,6 +95,27 @@ def attend_backward(
     if d_bias is not None and far is not None:
         d_bias, d_far = extend_table_backward(d_bias, bias, *grid)
     return d_q, d_k, d_v[..., :-1].contiguous(), d_bias, d_far
+
+
+def log_scale(
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    grid: Grid,
+    cells: Grid | None = None,
+) -> torch.Tensor:
+    """The logarithm of what den of `attend` is to be multiplied by, as `interface.LogScale`."""
+    if bias is None:
+        return v.new_zeros(())
+    if cells not in (None, grid):
+        return cell_products.log_scale(Inputs(phi_k, phi_k, v, Bias(bias, None, cells)), grid, v.dtype)
+    if far is None:
+        table = bias
+    else:
+        plan = batched_tiles.plan(bias, grid, False)
+        table = extend_table(bias, far, *grid) if plan is None else batched_window.near_table(bias, far, plan)
+    return batched_window.log_scale(table)
 
 
 def _weights(bias: torch.Tensor, causal: bool) -> torch.Tensor:

@@ -132,6 +132,13 @@ def _scaled_by_head(x: torch.Tensor, c_far: torch.Tensor, tiles: int) -> torch.T
 
 def _weights(bias: torch.Tensor, far: torch.Tensor, p: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """c (K, ·, ·) of the offsets between neighbouring tiles, and c between their tokens (K, sy, sx, keys y, keys x)."""
+    c = scaled_exp(near_table(bias, far, p))
+    keys = len(p.rows) * p.tile[0], len(p.cols) * p.tile[1]
+    return c, toeplitz_view(c, p.tile, keys).flip(1, 2)
+
+
+def near_table(bias: torch.Tensor, far: torch.Tensor, p: Plan) -> torch.Tensor:
+    """The bias (K, ·, ·) of the offsets between neighbouring tiles."""
     if p.upright:
         bias = bias.transpose(1, 2)
     shape = [s * (len(near) + 1) - 1 for s, near in zip(p.tile, (p.rows, p.cols))]
@@ -142,9 +149,7 @@ def _weights(bias: torch.Tensor, far: torch.Tensor, p: Plan) -> tuple[torch.Tens
     table[:, outer[0], outer[1]] = bias[:, inner[0], inner[1]]
     if p.causal:
         table[:, shape[0] // 2 + 1 :] = -torch.inf
-    c = scaled_exp(table)
-    keys = len(p.rows) * p.tile[0], len(p.cols) * p.tile[1]
-    return c, toeplitz_view(c, p.tile, keys).flip(1, 2)
+    return table
 
 
 def _overlap(window: Sequence[int], table: Sequence[int]) -> tuple[list[slice], list[slice]]:
@@ -156,8 +161,12 @@ def _overlap(window: Sequence[int], table: Sequence[int]) -> tuple[list[slice], 
 
 def scaled_exp(bias: torch.Tensor) -> torch.Tensor:
     """exp(b - max b + 60) of tables (K, ·, ·)."""
-    top = bias.amax((1, 2), keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
-    return (bias - (top - _TOP)).exp()
+    return (bias - log_scale(bias)[:, :, None]).exp()
+
+
+def log_scale(bias: torch.Tensor) -> torch.Tensor:
+    """(K, 1): what `scaled_exp` takes out of its exponents."""
+    return bias.amax((1, 2))[:, None].clamp(min=torch.finfo(bias.dtype).min) - _TOP
 
 
 def _weigh(scores: torch.Tensor, near: torch.Tensor, row: int, p: Plan) -> None:

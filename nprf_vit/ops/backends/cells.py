@@ -17,7 +17,7 @@ import torch
 from .. import toeplitz
 from ..bias import BiasGradients
 from ..cell_grid import CellGrid, upright
-from ..cell_weights import DenseWeights, SpectralWeights, seen_cells
+from ..cell_weights import DenseWeights, SpectralWeights, cell_maxima, seen_cells
 from . import fft
 from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums, narrow, own_dtype, widen
 
@@ -86,9 +86,7 @@ def _chunks(
     budget = (_CPU_BYTES if on_cpu else _DEVICE_BYTES) // head_bytes
     items = 1 if on_cpu else max(1, min(budget // heads, batch))
     step = max(1, min(budget // items, heads))
-    working = None
-    if on_cpu and seen is None and _spectral_cost(places.cells) < places.count**2:
-        working = fft.working_dtype(table, False, v.dtype)
+    working = _transform_dtype(v, table, places, seen)
     for h in range(0, heads, step):
         some = slice(h, min(h + step, heads))
         weights: DenseWeights | SpectralWeights
@@ -99,6 +97,24 @@ def _chunks(
         for b in range(0, batch, items):
             of_item = weights if seen is None else DenseWeights(table[some], places.cells, seen[some, :, b])
             yield slice(b, min(b + items, batch)), some, of_item
+
+
+def _transform_dtype(
+    v: torch.Tensor, table: torch.Tensor, places: CellGrid, seen: torch.Tensor | None
+) -> torch.dtype | None:
+    """In which dtype the product between cells goes through FFTs; None where it is a dense one."""
+    if not _on_cpu(v) or seen is not None or _spectral_cost(places.cells) >= places.count**2:
+        return None
+    return fft.working_dtype(table, False, v.dtype)
+
+
+def log_scale(inputs: Inputs, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
+    """One maximum per head (K, 1) by FFT, else the largest bias that a query's cell sees, (1, K, N) or (B, K, N)."""
+    table, places = upright(inputs.bias, grid, inputs.v.device)
+    seen = seen_cells(inputs.phi_k, table, places)
+    if _transform_dtype(inputs.v, table, places, seen) is not None:
+        return table.amax((1, 2))[:, None]
+    return cell_maxima(table, places, seen)
 
 
 def _on_cpu(v: torch.Tensor) -> bool:
@@ -138,4 +154,4 @@ def _cost(case: Case) -> float | None:
 
 
 # batched: off the CPU it reads nothing on the host by itself, and backends/batched.py calls it
-BACKEND = Backend('cells', _why_not, _cost, Product(forward, backward, own_dtype))
+BACKEND = Backend('cells', _why_not, _cost, Product(forward, backward, own_dtype, log_scale=log_scale))

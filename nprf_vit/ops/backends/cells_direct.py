@@ -14,7 +14,7 @@ import torch
 
 from ..bias import BiasGradients
 from ..cell_grid import CellGrid, cell_of, first_token, upright
-from ..cell_weights import DenseWeights, seen_cells, sum_offsets
+from ..cell_weights import DenseWeights, cell_maxima, seen_cells, sum_offsets
 from .interface import Gradients, Grid, Inputs, Sums, narrow, widen
 
 _QUERIES, _KEYS, _TILE = 256, 1024, 1 << 20  # as in `direct`; off the CPU as many scores as 512 MB hold
@@ -71,6 +71,12 @@ def backward(inputs: Inputs, grid: Grid, grad: torch.Tensor, bias_grad: bool) ->
         d_k[at_k] += d_scores.transpose(-1, -2) @ queries
     assert bias is not None  # `upright`
     return Gradients(d_q, d_k, d_v, BiasGradients(d_table.view_as(bias.table) if bias_grad else None))
+
+
+def log_scale(inputs: Inputs, grid: Grid) -> torch.Tensor:
+    """(1, K, N) or (B, K, N): the largest bias that a query's cell sees."""
+    table, places = upright(inputs.bias, grid, inputs.v.device)
+    return cell_maxima(table, places, seen_cells(inputs.phi_k, table, places))
 
 
 def _tiles(phi_k: torch.Tensor, bias: torch.Tensor, places: CellGrid, seen: torch.Tensor | None) -> Iterator[_Tile]:

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from ..bias import Bias, whole_table, whole_table_backward
-from ..offsets import is_wide, offsets_shape, sum_offsets, toeplitz_view
+from ..offsets import is_wide, offsets_shape, row_maxima, sum_offsets, toeplitz_view
 from ..scratch import Scratch
-from . import cells_direct, linear
+from . import cells_direct, direct_cross, linear
 from .interface import Backend, Case, Gradients, Grid, Inputs, Product, Sums, own_dtype, serves_all
 
 # Zero keys may lie above their row's maximum: bounds of their exponents, and of the gradients of their scores.
@@ -34,6 +33,8 @@ def forward(inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype) -> Sum
     """
     if inputs.bias is not None and inputs.bias.cells not in (None, grid):
         return cells_direct.forward(inputs, grid)
+    if inputs.phi_q.shape[2] != inputs.phi_k.shape[2]:
+        return direct_cross.forward(inputs)
     phi_q, phi_k, v, bias, grid, swapped = _tall(*inputs[:3], _table(inputs, grid), grid)
     weights = _Weights.build(bias, grid, causal, phi_k)
     num, den = torch.empty_like(v), v.new_empty(*v.shape[:3], 1)
@@ -64,6 +65,8 @@ def backward(
     """Gradients, given those of numerators and denominators, (B, K, N, D+1); scores are recomputed tile by tile."""
     if inputs.bias is not None and inputs.bias.cells not in (None, grid):
         return cells_direct.backward(inputs, grid, grad, bias_grad)
+    if inputs.phi_q.shape[2] != inputs.phi_k.shape[2]:
+        return direct_cross.backward(inputs, grad)
     table = _table(inputs, grid)
     d_q, d_k, d_v, d_table = _backward(*inputs[:3], table, grid, causal, grad, bias_grad)
     return Gradients(d_q, d_k, d_v, whole_table_backward(d_table, inputs.bias or Bias(table), grid))
@@ -191,18 +194,13 @@ class _Weights:
 
     @staticmethod
     def build(bias: torch.Tensor, grid: Grid, causal: bool, phi_k: torch.Tensor) -> '_Weights':
-        height, width = grid
         if causal:  # offsets δ > 0 are key after query
             bias = bias.clone()
-            bias[:, height:] = -torch.inf
+            bias[:, grid[0] :] = -torch.inf
         top = bias.amax((1, 2), keepdim=True)
         if not is_wide(_visible(bias, grid, causal)):
             return _Weights((bias - top).exp_(), None, grid)
-        # the largest visible bias per query; pooling windows in table order are queries in reversed order
-        row_max = F.max_pool1d(bias.transpose(1, 2), height, 1).transpose(1, 2)  # K, H, 2W-1
-        row_max = F.max_pool1d(row_max, width, 1)  # K, H, W
-        row_max = row_max.clamp(min=torch.finfo(bias.dtype).min)  # a row of -inf alone: its differences stay -inf
-        weights = _Weights(bias, row_max, grid)
+        weights = _Weights(bias, row_maxima(bias, grid), grid)
         seen = phi_k.ne(0).any(-1)  # B, K, N
         if not seen.all():
             weights.item_max = weights.largest_seen(seen, causal)
@@ -331,5 +329,22 @@ def _cost(case: Case) -> float | None:
     return case.n**2 * (case.m + case.d + 1) * (0.5 if case.causal else 1.0)
 
 
-PRODUCT = Product(forward, backward, own_dtype)
+def log_scale(inputs: Inputs, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
+    """(K, 1), or for a wide bias (1, K, N) or (B, K, N): the maxima that `_Weights` takes out."""
+    if inputs.bias is not None and inputs.bias.cells not in (None, grid):
+        return cells_direct.log_scale(inputs, grid)
+    table = _table(inputs, grid)
+    phi_k, upright = _tall_tokens(inputs.phi_k, grid), (max(grid), min(grid))
+    swapped = grid[1] > grid[0]
+    weights = _Weights.build((table.transpose(1, 2) if swapped else table).contiguous(), upright, False, phi_k)
+    if weights.item_max is not None:
+        largest = weights.item_max
+    elif weights.row_max is not None:
+        largest = weights.row_max.flip(1, 2).flatten(1)[None]  # 1, K, N
+    else:
+        return table.amax((1, 2))[:, None]
+    return _untall(largest.unsqueeze(-1), upright, swapped).squeeze(-1)
+
+
+PRODUCT = Product(forward, backward, own_dtype, log_scale=log_scale)
 BACKEND = Backend('direct', serves_all, _cost, PRODUCT)

@@ -249,4 +249,9 @@ def _cost(case: Case) -> float | None:
     return point * channels * points * math.log2(max(2, points))
 
 
-BACKEND = Backend('fft', _why_not, _cost, Product(forward, backward, _working_dtype))
+def log_scale(inputs: Inputs, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
+    """(K, 1): one maximum per head, see `_normalized`."""
+    return _table(inputs, grid).amax((1, 2))[:, None]
+
+
+BACKEND = Backend('fft', _why_not, _cost, Product(forward, backward, _working_dtype, log_scale=log_scale))

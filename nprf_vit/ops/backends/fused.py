@@ -7,14 +7,16 @@ imported by the first call only.
 """
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..checks import check_tokens
 from .fused_check import is_trusted
 from .fused_plain import attend_plain, attend_plain_backward
 from .fused_support import precision
-from .interface import Case, Inputs
+from .interface import Case, Inputs, Partial
 
 if TYPE_CHECKING:
     from ..kernels.launch import Problem
@@ -48,6 +50,7 @@ def problem(
     """The table and far that the kernels need, and what a call is about."""
     from ..kernels.launch import Problem
 
+    check_tokens(v.shape[2], v.shape[2], height, width, apart=False)
     kind = _kind(bias, far, height, width)
     radius = (0, 0) if bias is None else (bias.shape[1] // 2, bias.shape[2] // 2)
     table = None if bias is None else bias.contiguous()
@@ -142,8 +145,12 @@ def fused(
     with device_of(v):
         table, beyond, p = problem(v, bias, far, height, width, causal, positive)
         if not is_trusted(v, phi_q.shape[-1], p):
-            z.copy_(attend_plain(phi_q, phi_k, v, bias, far, height, width, causal, positive))
-            return z, *statistics(phi_q, v, bias, far, height, width, causal)
+            plain = attend_plain(phi_q, phi_k, v, bias, far, height, width, causal, positive)
+            den, _, *others = statistics(phi_q, v, bias, far, height, width, causal)
+            den.copy_(plain.den.masked_fill(plain.den.isinf(), 0))
+            z.copy_(plain.z)
+            shift = (plain.log_scale - _largest_bias(bias, beyond, v)) / math.log(2.0)
+            return z, den, shift.expand_as(den).contiguous(), *others
         out = run_forward(phi_q, phi_k, v, table, beyond, p, z)
     return z, out.den, out.shift, out.tables.log_c, out.tables.heads, out.tables.state
 
@@ -183,6 +190,7 @@ def fused_backward(
     causal: bool,
     positive: bool,
     bias_grad: bool,
+    log_den_grad: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of phi_q, phi_k, v, bias and far; those of bias and far empty where there are none."""
     from ..kernels.launch_backward import run_backward
@@ -191,10 +199,12 @@ def fused_backward(
     with device_of(v):
         table, beyond, p = problem(v, bias, far, height, width, causal, positive)
         if not is_trusted(v, phi_q.shape[-1], p):
-            return attend_plain_backward(phi_q, phi_k, v, bias, far, grad, height, width, causal, positive, bias_grad)
+            options = height, width, causal, positive, bias_grad
+            return attend_plain_backward(phi_q, phi_k, v, bias, far, grad, *options, log_den_grad)
         d_v = torch.empty_like(v, memory_format=torch.contiguous_format)
         forward = saved(z, den, shift, log_c, heads, state)
-        d_q, d_k, d_bias, d_far = run_backward(phi_q, phi_k, v, table, beyond, p, forward, grad, d_v, bias_grad)
+        tensors = phi_q, phi_k, v, table, beyond
+        d_q, d_k, d_bias, d_far = run_backward(*tensors, p, forward, grad, d_v, bias_grad, log_den_grad)
         return d_q, d_k, d_v, *bias_gradients(d_bias, d_far, v, far, bias_grad)
 
 
@@ -217,6 +227,7 @@ def _(
     causal: bool,
     positive: bool,
     bias_grad: bool,
+    log_den_grad: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
     grads = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (phi_q, phi_k, v))
     return *grads, *fake_bias_gradients(v, bias, far, bias_grad)
@@ -228,12 +239,18 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
     ctx.save_for_backward(*tensors, *output)
 
 
-def _differentiate(ctx: Any, grad: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor | None, ...]:
-    if grad is None:
+def _differentiate(
+    ctx: Any, grad: torch.Tensor | None, den_grad: torch.Tensor | None, *_: Any
+) -> tuple[torch.Tensor | None, ...]:
+    if grad is None and den_grad is None:
         return (None,) * 9
+    tensors = ctx.saved_tensors  # once: gradient checkpointing frees what is read
+    z, den = tensors[5:7]
     options = ctx.height, ctx.width, ctx.causal, ctx.positive
     bias, far = ctx.needs_input_grad[3:5]
-    *grads, d_bias, d_far = fused_backward(*ctx.saved_tensors, grad, *options, bias or far)
+    grad = torch.zeros_like(z) if grad is None else grad
+    log_den_grad = None if den_grad is None else (den_grad * den).contiguous()
+    *grads, d_bias, d_far = fused_backward(*tensors, grad, *options, bias or far, log_den_grad)
     return *grads, d_bias if bias else None, d_far if far else None, None, None, None, None
 
 
@@ -245,3 +262,25 @@ def attend(inputs: Inputs, case: Case) -> torch.Tensor:
     phi_q, phi_k, v, bias = inputs
     table, far = bias[:2] if bias is not None else (None, None)
     return fused(phi_q, phi_k, v, table, far, *case.grid, case.causal, case.positive)[0]
+
+
+def attend_partial(inputs: Inputs, case: Case) -> Partial:
+    """With the logarithms of the denominators; the gradient of den, by autograd, becomes theirs in `_differentiate`."""
+    phi_q, phi_k, v, bias = inputs
+    table, far = bias[:2] if bias is not None else (None, None)
+    z, den, shift, *_ = fused(phi_q, phi_k, v, table, far, *case.grid, False, case.positive)
+    left_out = shift * math.log(2.0)
+    if table is not None:
+        beyond = far if _kind(table, far, *case.grid) == 'window' else None
+        left_out = left_out + _largest_bias(table.detach(), beyond, v)
+    empty = den == 0
+    log_den = torch.where(empty, -torch.inf, torch.where(empty, 1, den).abs().log() + left_out)
+    return Partial(z, log_den, None if case.positive else den.detach().sign())
+
+
+def _largest_bias(bias: torch.Tensor | None, far: torch.Tensor | None, v: torch.Tensor) -> torch.Tensor:
+    """(K, 1): what `prepare` takes out of a head's biases."""
+    if bias is None:
+        return v.new_zeros((), dtype=torch.float32)
+    top = bias.amax((1, 2))
+    return (top if far is None else torch.maximum(top, far.detach()))[:, None]

@@ -3,10 +3,18 @@
 # B batch, K heads, N tokens, M features, D head dim
 """
 
+from typing import NamedTuple
+
 import torch
 
 from ..features import SHORTEST, feature_map
 from . import batched
+
+
+class Plain(NamedTuple):
+    z: torch.Tensor  # B, K, N, D
+    den: torch.Tensor  # B, K, N
+    log_scale: torch.Tensor  # expands to B, K, N
 
 
 def attend_plain(
@@ -19,9 +27,12 @@ def attend_plain(
     width: int,
     causal: bool,
     positive: bool,
-) -> torch.Tensor:
-    """(B, K, N, D) float32."""
-    return batched.attend(phi_q, phi_k, v.float(), bias, far, (height, width), causal, positive)[0]
+) -> Plain:
+    """(B, K, N, D) float32, with the denominators of `batched.attend`."""
+    inputs, grid = (phi_q, phi_k, v.float(), bias, far), (height, width)
+    z, den = batched.attend(*inputs, grid, causal, positive)
+    # what is left out of causal sums nobody asks for
+    return Plain(z, den, den.new_zeros(()) if causal else batched.log_scale(*inputs[1:], grid))
 
 
 def attend_plain_backward(
@@ -36,11 +47,12 @@ def attend_plain_backward(
     causal: bool,
     positive: bool,
     bias_grad: bool,
+    log_den_grad: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of phi_q, phi_k, v, bias and far, as `attend_backward`'s; the forward is computed again."""
     inputs, grid = (phi_q, phi_k, v.float(), bias, far), (height, width)
     z, den = batched.attend(*inputs, grid, causal, positive)
-    grads = batched.attend_backward(*inputs, z, den, grad.float(), grid, causal, bias_grad)
+    grads = batched.attend_backward(*inputs, z, den, grad.float(), grid, causal, bias_grad, None, log_den_grad)
     d_q, d_k, d_v, d_bias, d_far = (v.new_empty(0, dtype=torch.float32) if x is None else x.contiguous() for x in grads)
     return d_q, d_k, d_v.to(v.dtype), d_bias, d_far
 

@@ -11,7 +11,17 @@ from typing import Any
 import torch
 
 from ..bias import Bias
-from .fused import attend, bias_gradients, device_of, fake_bias_gradients, problem, rows, saved, statistics
+from .fused import (
+    attend,
+    attend_partial,
+    bias_gradients,
+    device_of,
+    fake_bias_gradients,
+    problem,
+    rows,
+    saved,
+    statistics,
+)
 from .fused_check import is_trusted
 from .fused_plain import attend_plain, attend_plain_backward, features_plain, features_plain_backward
 from .fused_support import feature_precision, preferred, why_not
@@ -48,7 +58,7 @@ def fused_qkv(
         table, beyond, p = problem(v, bias, far, height, width, causal, True)
         if not is_trusted(v, w.shape[1], p):
             phi_q, phi_k = features_plain(q, k, w)
-            z.copy_(attend_plain(phi_q, phi_k, v, bias, far, height, width, causal, True).transpose(1, 2))
+            z.copy_(attend_plain(phi_q, phi_k, v, bias, far, height, width, causal, True).z.transpose(1, 2))
             return z, phi_q, phi_k, *statistics(phi_q, v, bias, far, height, width, causal)
         phi_q, phi_k = run_features(q, k, w, feature_precision())
         out = run_forward(phi_q, phi_k, v, table, beyond, p, z.transpose(1, 2))
@@ -160,4 +170,4 @@ def attend_packed(qkv: torch.Tensor, w: torch.Tensor, bias: Bias | None, case: C
     return fused_qkv(qkv, w, table, far, *case.grid, case.causal)[0]
 
 
-BACKEND = Backend('fused', why_not, by_name_only, Whole(attend, attend_packed, preferred))
+BACKEND = Backend('fused', why_not, by_name_only, Whole(attend, attend_packed, preferred, attend_partial))

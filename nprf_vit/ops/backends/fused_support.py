@@ -30,6 +30,8 @@ def why_not(case: Case) -> str | None:
         )
     if case.d > LARGEST_HEAD_DIM or case.m > MOST_FEATURES:
         return f'head dim {case.d} and {case.m} features: up to {LARGEST_HEAD_DIM} and {MOST_FEATURES} are served'
+    if case.keys is not None:
+        return 'there are not as many keys as queries'
     return not_between_cells(case)
 
 

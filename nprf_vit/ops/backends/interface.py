@@ -28,6 +28,7 @@ class Case(NamedTuple):
     feature_dtype: torch.dtype = torch.float32
     v_dtype: torch.dtype = torch.float32
     cells: Grid | None = None  # (h, w) of a bias between cells
+    keys: int | None = None  # how many, where it is not as many as queries: then there is no bias
 
     @staticmethod
     def of(phi_q: torch.Tensor, v: torch.Tensor, bias: Bias | None, grid: Grid, causal: bool, positive: bool) -> 'Case':
@@ -38,8 +39,9 @@ class Case(NamedTuple):
         if bias is not None and bias.cells is not None:
             h, w = bias.cells  # `kernel_attention` made a pair of a sequence's
             cells = (h, w)
+        keys = v.shape[-2] if v.shape[-2] != phi_q.shape[-2] else None
         sizes, dtypes = (phi_q.shape[-1], v.shape[-1]), (phi_q.dtype, v.dtype)
-        return Case(grid, *sizes, causal, bias is not None, radius, positive, v.device.type, *dtypes, cells)
+        return Case(grid, *sizes, causal, bias is not None, radius, positive, v.device.type, *dtypes, cells, keys)
 
     @property
     def n(self) -> int:
@@ -47,6 +49,7 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         between = '' if self.cells is None else f' between {self.cells[0]}x{self.cells[1]} cells'
+        between += '' if self.keys is None else f', {self.n} queries and {self.keys} keys'
         return (
             f'{"causal" if self.causal else "non-causal"}, {"a" if self.has_bias else "no"} bias{between}, '
             f'{"no" if self.radius is None else "a"} far constant, '
@@ -58,7 +61,7 @@ class Inputs(NamedTuple):
     """Features, values and bias of one call; the bias's table is (K, 2H-1, 2W-1), a window beside far, or of cells."""
 
     phi_q: torch.Tensor  # B, K, N, M
-    phi_k: torch.Tensor  # B, K, N, M
+    phi_k: torch.Tensor  # B, K, N, M; without a bias and causality there may be more or fewer keys than queries
     v: torch.Tensor  # B, K, N, D
     bias: Bias | None
 
@@ -68,6 +71,14 @@ class Sums(NamedTuple):
 
     num: torch.Tensor  # B, K, N, D
     den: torch.Tensor  # B, K, N
+
+
+class Partial(NamedTuple):
+    """Attention over some of the keys, and what it takes to add it to that over others."""
+
+    z: torch.Tensor  # B, K, N, D
+    log_den: torch.Tensor  # B, K, N: log |Σ_j e^{b_{j-i}} φq_i·φk_j|, with nothing left out; -inf where the sum is zero
+    sign: torch.Tensor | None = None  # B, K, N: of the sum, where features may be negative
 
 
 class Gradients(NamedTuple):
@@ -96,6 +107,11 @@ class WorkingDtype(Protocol):
         """The narrowest dtype in which the algorithm holds its promise for these values, or None if there is none."""
 
 
+class LogScale(Protocol):
+    def __call__(self, inputs: Inputs, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
+        """The logarithm of what the sums of `forward` are to be multiplied by, of a shape that expands to (B, K, N)."""
+
+
 @dataclass(frozen=True)
 class Product:
     """An algorithm for the sums, which ops/custom_op.py turns into an op with gradients and a rescue of small sums."""
@@ -106,6 +122,12 @@ class Product:
     # Off the CPU backends/batched.py stands in for it: few launches, and nothing read on the host. False for one that
     # has both itself.
     batched: bool = True
+    # Without causality. None where nobody has written down what factor a row's sums have: then they cannot be added to
+    # those over other keys (ops/partial.py).
+    log_scale: LogScale | None = None
+    # Whether `backward` uses that the gradients of all of a head's biases add up to zero. Then it takes one more
+    # argument: what they add up to (K,) where denominators have a gradient of their own, else None.
+    uses_bias_total: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +139,8 @@ class Whole:
     attend_packed: Callable[[torch.Tensor, torch.Tensor, Bias | None, Case], torch.Tensor] | None = None
     # Whether `auto` takes it whatever the sizes, which may be symbols while a program is exported.
     preferred: Callable[[Case], bool] = lambda case: False
+    # As `attend`, with the signed denominators' logarithms (B, K, N) and signs; both have gradients.
+    attend_partial: Callable[[Inputs, Case], Partial] | None = None
 
 
 @dataclass(frozen=True)

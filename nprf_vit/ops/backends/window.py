@@ -66,9 +66,15 @@ def _strip_forward(
 
 
 def backward(
-    inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype, grad: torch.Tensor, bias_grad: bool
+    inputs: Inputs,
+    grid: Grid,
+    causal: bool,
+    dtype: torch.dtype,
+    grad: torch.Tensor,
+    bias_grad: bool,
+    bias_total: torch.Tensor | None = None,
 ) -> Gradients:
-    """Gradients, given grad (B, K, N, D+1) of numerators and denominators."""
+    """Gradients, given grad (B, K, N, D+1) of numerators and denominators; `bias_total` as in `Product`."""
     phi_q, phi_k, v, bias = inputs
     plan = Plan.build(bias, grid, causal, dtype)
     weights = plan.tile(plan.inside - plan.far[:, None, None])
@@ -91,7 +97,9 @@ def backward(
         d_q[b, h], d_k[b, h], d_v[b, h] = of_q, of_k, of_ones[:, :-1]
     of_bias = BiasGradients()
     if bias_grad and bias is not None:
-        of_bias = BiasGradients(*(x.to(v.dtype) for x in plan.offset_gradients(d_weights, total, bias.table)))
+        of_bias = BiasGradients(
+            *(x.to(v.dtype) for x in plan.offset_gradients(d_weights, total, bias.table, bias_total))
+        )
     return Gradients(d_q, d_k, d_v, of_bias)
 
 
@@ -183,4 +191,12 @@ def _cost(case: Case) -> float | None:
     return case.n * (keys * (case.m + case.d + 1) + 2 * case.m * (case.d + 1))
 
 
-BACKEND = Backend('window', _why_not, _cost, Product(forward, backward, _working_dtype))
+def log_scale(inputs: Inputs, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
+    """(K, 1): one maximum per head, see `Plan.build`."""
+    assert inputs.bias is not None and inputs.bias.far is not None  # `_why_not`
+    return torch.maximum(crop(inputs.bias.table, grid).amax((1, 2)), inputs.bias.far)[:, None]
+
+
+BACKEND = Backend(
+    'window', _why_not, _cost, Product(forward, backward, _working_dtype, log_scale=log_scale, uses_bias_total=True)
+)

@@ -84,7 +84,7 @@ class Plan:
         return view.flip(1, 2).reshape(table.shape[0], r * s, rows * cols)
 
     def offset_gradients(
-        self, d_weights: torch.Tensor, total: torch.Tensor, bias: torch.Tensor
+        self, d_weights: torch.Tensor, total: torch.Tensor, bias: torch.Tensor, bias_total: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Gradients of the bias window and of far, from Σ dA·s per weight of the tile and c_far·Σ dA·s over all."""
         (r, s), (rows, cols) = self.block, self.key_block
@@ -99,7 +99,8 @@ class Plan:
         # A constant added to every offset changes nothing, so all gradients add up to zero: where the far constant
         # carries most of the weight its own sum cancels to a rest, and minus the window's is the better number.
         dominates = self.far * (self.grid[0] * self.grid[1]) > self.inside.sum((1, 2))  # K
-        d_far = torch.where(dominates, -d_bias.sum((1, 2)), total - self.far * by_offset.sum((1, 2)))
+        rest = -d_bias.sum((1, 2)) if bias_total is None else bias_total - d_bias.sum((1, 2))
+        d_far = torch.where(dominates, rest, total - self.far * by_offset.sum((1, 2)))
         if self.upright:
             d_bias = d_bias.transpose(1, 2)
         y, z = ((a - b) // 2 for a, b in zip(bias.shape[1:], d_bias.shape[1:]))

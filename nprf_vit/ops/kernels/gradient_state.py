@@ -1,6 +1,7 @@
 """First launch of the backward: delta and r of every query, and the linear term's sums over queries.
 
-Symbols as in gradient_pairs.py. Plain PyTorch: delta = (g * z).sum(-1); d_state = phi_q.mT @ (f * [g, -delta]).
+Symbols as in gradient_pairs.py. Plain PyTorch: delta = (g * z).sum(-1), less the gradient of log den if it
+has one; d_state = phi_q.mT @ (f * [g, -delta]).
 """
 
 import triton
@@ -18,6 +19,7 @@ def gradient_state(
     z,
     den,
     shift,
+    log_den_grad,
     heads,
     delta,
     ratio,
@@ -39,6 +41,7 @@ def gradient_state(
     chunks,
     BIAS: tl.constexpr,
     LINEAR: tl.constexpr,
+    LOG_DEN: tl.constexpr,  # whether log den has a gradient of its own
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -65,6 +68,8 @@ def gradient_state(
         outputs = load_rows(z_base, tokens, exists, z_stride_n, 0, d, BLOCK_D, LONG).to(tl.float32)
         rows = item.to(tl.int64) * n + tokens
         dot = tl.sum(grads * outputs, 1)
+        if LOG_DEN:
+            dot -= tl.load(log_den_grad + rows, mask=exists, other=0.0)
         denominator = tl.load(den + rows, mask=exists, other=0.0)
         inverse = tl.where(denominator == 0, 0.0, 1.0 / tl.where(denominator == 0, 1.0, denominator))
         if chunk == 0:

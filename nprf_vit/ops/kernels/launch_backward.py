@@ -30,12 +30,13 @@ def run_backward(
     g: torch.Tensor,
     d_v: torch.Tensor,
     bias_grad: bool,
+    log_den_grad: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Gradients of phi_q, phi_k, bias and far, and that of v into d_v; six launches, four without a bias gradient."""
     tables = forward.tables
     delta, ratio = (torch.empty_like(forward.den) for _ in range(2))
     d_state = torch.empty_like(tables.state)
-    _run_gradient_state(phi_q, g, p, forward, delta, ratio, d_state)
+    _run_gradient_state(phi_q, g, p, forward, log_den_grad, delta, ratio, d_state)
     stats = forward.shift, delta, ratio
     long = is_long(phi_q, phi_k, v, g, d_v)
     d_q = _run_feature_gradient(True, g, v, phi_k, tables.state, p, tables, stats, long)
@@ -44,6 +45,10 @@ def run_backward(
     d_bias = d_far = None
     if bias_grad and bias is not None:
         d_bias, d_far = _run_bias_gradient(phi_q, phi_k, v, g, bias, far, p, tables, stats, long)
+        beyond = any(radius < size - 1 for radius, size in zip(p.radius, p.grid))
+        if d_far is not None and log_den_grad is not None and beyond:
+            # the kernel takes all gradients of a head to add up to zero, but a constant in its bias is one in log den
+            d_far += log_den_grad.sum((0, 2))
     return d_q, d_k, d_bias, d_far
 
 
@@ -52,6 +57,7 @@ def _run_gradient_state(
     g: torch.Tensor,
     p: Problem,
     forward: Forward,
+    log_den_grad: torch.Tensor | None,
     delta: torch.Tensor,
     ratio: torch.Tensor,
     d_state: torch.Tensor,
@@ -69,6 +75,7 @@ def _run_gradient_state(
         forward.z,
         forward.den,
         forward.shift,
+        forward.den if log_den_grad is None else log_den_grad,
         forward.tables.heads,
         delta,
         ratio,
@@ -84,6 +91,7 @@ def _run_gradient_state(
         chunks,
         BIAS=p.bias,
         LINEAR=linear,
+        LOG_DEN=log_den_grad is not None,
         BLOCK_N=tile.own,
         BLOCK_M=block_m,
         BLOCK_D=block(d),

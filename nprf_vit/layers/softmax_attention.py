@@ -1,0 +1,53 @@
+"""Softmax attention, which the kernels approximate: torch's own, with a bias and a mask of keys.
+
+B batch, K heads, N tokens, D head dim.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from nprf_vit.ops.bias import DenseBias
+from nprf_vit.ops.checks import is_empty
+from nprf_vit.ops.key_mask import hide_blind_rows, hide_keys, sees_a_key
+
+
+def softmax_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: DenseBias | None = None,
+    causal: bool = False,
+    key_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+) -> torch.Tensor:
+    """Σ_j softmax_j(q_i·k_j·scale + b_ij) v_j, (B, K, N, D); a query that sees no key gets zeros, and no gradient.
+
+    Args:
+        q, k, v: (B, K, N, D).
+        bias: (K, N, N), added to the scores.
+        causal: Drop the keys after each query.
+        key_mask: (B, N) of bool, False for keys that are not attended to.
+        scale: Factor of the scores, D^-1/2 unless given.
+        dropout_p: Rate of dropout of the weights.
+    """
+    if is_empty(q):  # torch's has no gradients then, and DDP waits for some
+        scores = q @ k.transpose(-1, -2)
+        return (scores if bias is None else scores + bias.matrix.to(q.dtype)) @ v
+    if key_mask is None and bias is None:
+        return F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal=causal, scale=scale)
+    visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device)
+    if causal:
+        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()[None, None]
+    if key_mask is not None:
+        k, v = hide_keys(k, key_mask), hide_keys(v, key_mask)
+        # a softmax over no key is a NaN: such rows see all of them here, and are set to zero afterwards
+        blind = ~sees_a_key(key_mask, causal)[:, None, :, None]  # B, 1, N or 1, 1
+        visible = (visible & key_mask[:, None, None, :]) | blind  # B, 1, N or 1, N
+    if bias is None:
+        mask = visible
+    else:
+        mask = bias.matrix.to(q.dtype)
+        mask = mask.masked_fill(~visible, float('-inf')) if causal or key_mask is not None else mask
+    z = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale)
+    return z if key_mask is None else hide_blind_rows(z, key_mask, causal)
