@@ -136,10 +136,11 @@ def layer_losses() -> list[str]:
 
 def zoo(name: str) -> list[str]:
     row = next(r for r in rows('zoo') if r['entry point'] == name)
-    return [f'{row["parameters, M"]:.2f}', f'{row["GMACs at 224 px"]:.2f}']
+    return [f'{row["parameters, M"]:.2f}', f'{row["GMACs at its own size"]:.2f}']
 
 
-ZOO = ('nprf_deit_tiny', 'nprf_deit_small', 'nprf_deit_base')
+ZOO = ('nprf_deit_tiny', 'nprf_deit_small', 'nprf_deit_base', 'nprf_deit_base_patch8', 'nprf_deit_base_patch32')
+ZOO += ('nprf_deit_base_distilled', 'nprf_deit_large')
 ZOO += ('nprf_deit_base_norpe', 'prf_deit_base', 'softmax_deit_base')
 QUOTES = {
     'README.md': {
@@ -165,6 +166,7 @@ QUOTES = {
         'One training step at 224 px, batch 8: {}× the': lambda: [speed(models.OURS, 224, 'training')],
         'is {} times as fast as the extended model at 1024 px and {} times at 2048 px, in {} times its memory': swin,
         **{f'| `{name}` | {{}} M | {{}} |': (lambda name=name: zoo(name)) for name in ZOO},
+        '| `nprf_deit_base_384` | {} M | {} at 384 px |': lambda: zoo('nprf_deit_base_384'),
     },
     'results.md': {
         'above its inputs: {} MB (SDPA, no bias), {} MB (`direct`), {} MB (`fft`)': training_memory,

@@ -1,4 +1,4 @@
-"""The zoo table: parameters and multiply-adds of every entry point at 224 px, as markdown.
+"""The zoo table: parameters and multiply-adds of every entry point, at 224 px and at its own size, as markdown.
 
 python -m benchmarks.zoo            on the meta device, so it takes seconds; writes to a new folder in output/
 python -m benchmarks.zoo --quick    the tiny models only; writes nothing unless --output says where
@@ -33,11 +33,13 @@ def count(name: str, pixels: int = 224) -> tuple[float, float]:
 def main(argv: list[str] | None = None) -> None:
     args = options(__doc__).parse_args(argv)
     report = Report.of(args, 'zoo')
-    names = [*timm.list_models(module='kernel_deit'), 'deit_base_patch16_224']
+    names = [*timm.list_models(module='nprf_deit'), 'deit_base_patch16_224']
     rows = []
     for name in tqdm([n for n in names if 'tiny' in n] if args.quick else names):
-        parameters, gmacs = count(name)
-        rows.append({'entry point': name, 'parameters, M': f'{parameters:.2f}', 'GMACs at 224 px': f'{gmacs:.2f}'})
+        pixels = timm.get_pretrained_cfg(name, allow_unregistered=False).input_size[-1]
+        (parameters, own), (_, gmacs) = count(name, pixels), count(name)
+        row = {'entry point': name, 'parameters, M': f'{parameters:.2f}', 'GMACs at 224 px': f'{gmacs:.2f}'}
+        rows.append({**row, 'own size, px': pixels, 'GMACs at its own size': f'{own:.2f}'})
     report.table(rows)
     report.save({'zoo': rows})
 

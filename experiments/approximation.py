@@ -121,6 +121,12 @@ def enough_features(mean_relative_variance: float) -> float:
     return mean_relative_variance * (2 + ERROR) ** 2 / (FAILURE * ERROR**2)
 
 
+def enough_by_theorem_3(radius: float, keys: int) -> float:
+    """The same by the paper's Theorem 3, n·e^{4R²}/(t²δ): each score right to a factor 1±t, so ‖A-Â‖₁ < 2t/(1-t)."""
+    t = ERROR / (2 + ERROR)
+    return keys * math.exp(4 * radius**2) / (t**2 * FAILURE)
+
+
 def mean_relative_variance(radius: float, keys: int) -> float:
     """σ² = Σ_j A_j (e^{‖q+k_j‖²} - 1)."""
     q, k = draw_tokens(radius, keys, seed=0)
@@ -129,7 +135,7 @@ def mean_relative_variance(radius: float, keys: int) -> float:
 
 
 def samples(size: Size, bar) -> list[dict]:
-    """Features enough for ERROR and FAILURE with prf: for any tokens, for these tokens, and as found by doubling m."""
+    """Features enough for ERROR and FAILURE with prf: by three bounds, and as found by doubling m."""
     rows, seeds = [], max(3, size.seeds // 4)
     for radius in size.radii:
         found = f'> {size.most_features}'
@@ -144,7 +150,8 @@ def samples(size: Size, bar) -> list[dict]:
         bar.update()
         row = {'radius': radius, 'any_tokens': f'{enough_features(math.expm1(4 * radius**2)):.3g}'}
         row['these_tokens'] = f'{enough_features(mean_relative_variance(radius, size.keys)):.3g}'
-        rows.append({**row, 'measured': found, 'seeds': seeds})
+        row |= {'measured': found, 'seeds': seeds, 'theorem_3': f'{enough_by_theorem_3(radius, size.keys):.3g}'}
+        rows.append(row)
     return rows
 
 
@@ -179,7 +186,12 @@ def plot(rows: list[dict], spread: list[dict], needed: list[dict], path: Path) -
                 label = f'{kind}, {key.replace("_", " ")}'
                 variance.plot(*zip(*points), marker, color=color, mfc='none', label=label)
     variance.set(title='m · variance of one score / score²', yscale='log')
-    for key, label in (('any_tokens', 'enough for any tokens'), ('these_tokens', 'enough for these tokens')):
+    bounds = {
+        'theorem_3': "the paper's Theorem 3, any tokens",
+        'any_tokens': 'our bound, any tokens',
+        'these_tokens': 'our bound, these tokens',
+    }
+    for key, label in bounds.items():
         number.plot([r['radius'] for r in needed], [float(r[key]) for r in needed], '-', label=label)
     found = [(r['radius'], r['measured']) for r in needed if isinstance(r['measured'], int)]
     number.plot([r for r, _ in found], [m for _, m in found], 'ko', label='measured')

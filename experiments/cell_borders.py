@@ -50,7 +50,7 @@ def load(size: int) -> tuple[nn.Module, torch.Tensor]:
 
 def run(model: nn.Module, images: torch.Tensor, weights: Weights) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Maps (B, C, H, W) after each block, and logits, with dense attention."""
-    x, _ = model._embed(images)
+    x, _ = model._embed(images, None)
     maps = []
     for i, block in enumerate(model.blocks):
         q, k, v = block.attn.project(block.norm1(x))

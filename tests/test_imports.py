@@ -14,17 +14,19 @@ BELOW |= {
     'errors': {'exit_codes'},
     'command': FOUNDATION,
     'config': FOUNDATION,
+    'html_page': FOUNDATION,
     'ops': set(),
     'layers': {'ops'},
     'diagnosis': FOUNDATION | {'ops'},
     'models': {'ops', 'layers'},
     'data': FOUNDATION | {'config'},
-    'engine': FOUNDATION | {'config', 'ops', 'layers', 'models', 'data'},
+    'engine': FOUNDATION | {'config', 'html_page', 'ops', 'layers', 'models', 'data'},
     '__init__': {'ops', 'layers', 'models', 'version'},
 }
 # commands: nothing imports them, and they use what they need
-TOOLS = {'convert_checkpoint', 'doctor', 'sample', 'train', 'validate'}
+TOOLS = {'convert_checkpoint', 'doctor', 'explore', 'report', 'sample', 'train', 'validate'}
 BELOW |= {name: set(BELOW) - TOOLS - {'__init__'} for name in TOOLS}
+BELOW['explore'] |= {'sample'}  # the completions of a model of pixels are those that it draws
 
 
 def module_name(file: Path, package: Path) -> str:

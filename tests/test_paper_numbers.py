@@ -52,7 +52,7 @@ QUOTATIONS = {
         f'NPRF attention and a relative position bias: {BITS["nprf"]} bits/dim in the paper'
     ],
     'configs/imagenet32/prf_pixel_imagenet32.yaml': [f'PRF attention and no bias: {BITS["prf"]} bits/dim in the paper'],
-    'nprf_vit/models/kernel_deit.py': [
+    'nprf_vit/models/nprf_deit.py': [
         f'normalized PRF attention and a shared 2-D relative position bias: {BOTH[NPRF]} in the paper',
         f'normalized PRF attention and absolute positions: {BOTH[NORPE]} in the paper',
         f'DeiT-base with PRF attention and absolute positions: {BOTH[PRF]} in the paper, fine-tuned from DeiT',

@@ -57,9 +57,17 @@ def test_the_wheel_runs_outside_the_checkout(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if name.startswith('nprf_vit/')}
         archive.extractall(tmp_path / 'site')
-    package = {str(file.relative_to(ROOT)) for file in (ROOT / 'nprf_vit').rglob('*.py')} | {'nprf_vit/py.typed'}
+    package = {'nprf_vit/py.typed'}
+    for ending in ('py', 'css', 'html', 'js'):
+        package |= {str(file.relative_to(ROOT)) for file in (ROOT / 'nprf_vit').rglob(f'*.{ending}')}
     assert files == package
-    for module, shown in (('train', 'configuration keys'), ('validate', '--checkpoint'), ('doctor', '--seconds')):
+    for module, shown in (
+        ('train', 'configuration keys'),
+        ('validate', '--checkpoint'),
+        ('doctor', '--seconds'),
+        ('explore', '--img-size'),
+        ('report', 'RUN'),
+    ):
         done = subprocess.run(
             [sys.executable, '-m', f'nprf_vit.{module}', '--help'],
             cwd=tmp_path,

@@ -29,7 +29,7 @@ This page is made from the schema in `nprf_vit/config/schema.py` by
 shows the same.
 """
 _KINDS = {str: 'text', int: 'integer', float: 'number', bool: 'true or false', dict: 'mapping'}
-_KINDS |= {tuple[int, ...]: 'two integers', tuple[float, ...]: 'numbers'}
+_KINDS |= {tuple[int, ...]: 'two integers', tuple[float, ...]: 'numbers', tuple[str, ...]: 'words'}
 
 
 def sections() -> Iterator[tuple[str, list[dataclasses.Field]]]:
@@ -51,7 +51,8 @@ def kind(item: dataclasses.Field) -> str:
     names = [_KINDS[part] for part in parts if part is not type(None)]
     words, limits = ' or '.join(names), item.metadata
     if limits['choices']:
-        return ' | '.join(map(str, limits['choices']))
+        several = 'several of ' if tuple[str, ...] in parts else ''
+        return several + ' | '.join(map(str, limits['choices']))
     if limits['low'] is not None:
         words += f', {_number(limits["low"])} to {_number(limits["high"])}'
     return words

@@ -220,6 +220,12 @@ class Config:
     seed: int = _key(42, 'Seed of weights, order, augmentation and dropout.', low=0, high=2**63 - 1)
     log_interval: int = _key(50, 'Updates between rows of steps.csv.', low=1, high=10**9)
     tensorboard: bool = _key(False, 'Write event files for TensorBoard too.', free=True)
+    log: tuple[str, ...] = _key(
+        ('csv',),
+        'Where metrics go: csv is always written, the others need their packages.',
+        choices=('csv', 'tensorboard', 'wandb', 'mlflow'),
+        free=True,
+    )
 
     # faults; docs/reliability.md
     recovery_interval: int = _key(

@@ -154,8 +154,8 @@ def two_processes(config, steps, folder):
         f'{config.model} {config.amp_dtype}: {steps} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}, killed on the way'
     )
     assert all(map(math.isfinite, losses))
-    # at a peak of 1e-5 a few hundred steps change the loss by less than it varies between batches, by 0.02
-    assert losses[-1] < losses[0] + (0.05 if config.lr < 1e-4 else 0)
+    # at a peak of 1e-5, or within a few dozen steps, the loss moves by less than it varies between batches, by 0.02
+    assert losses[-1] < losses[0] + (0.05 if config.lr < 1e-4 or steps < 200 else 0)
     if QUIET:
         launch('train.py', *args[1:4], folder / 'quiet', processes=2, seconds=7200)
         assert_same_end(folder / 'quiet', folder / 'out')

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
-from nprf_vit.config.yaml_file import load_config
+from nprf_vit.config.yaml_file import load_config, override
 from nprf_vit.data.batch_plan import plan_batches
+from nprf_vit.engine.model import build_model
 from nprf_vit.engine.output.paper_results import PAPER
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs'
@@ -77,14 +79,31 @@ ROWS = {
 }
 
 
+# not of the paper: DeiT's settings for higher resolutions
+FINE_TUNED = {
+    'nprf_deit_base_384': {
+        'model': 'nprf_deit_base_384',
+        'img_size': 384,
+        'global_batch': 512,
+        'weight_decay': 1e-8,
+        'epochs': 30,
+        'warmup_epochs': 5,
+        'lr': 5e-6,
+        'min_lr': 5e-6,
+        'warmup_lr': 1e-6,
+        'initial_checkpoint': 'output/nprf_deit_base/best.pt',
+    }
+}
+
+
 def test_there_is_one_file_per_row():
-    assert {path.stem for path in IMAGENET.glob('*.yaml')} == set(ROWS)
+    assert {path.stem for path in IMAGENET.glob('*.yaml')} == {*ROWS, *FINE_TUNED}
 
 
-@pytest.mark.parametrize('name', ROWS)
+@pytest.mark.parametrize('name', [*ROWS, *FINE_TUNED])
 def test_values(name):
     config = load_config(IMAGENET / f'{name}.yaml')
-    expected = {**SHARED, **ROWS[name]}
+    expected = {**SHARED, **(ROWS | FINE_TUNED)[name]}
     assert {key: getattr(config, key) for key in expected} == expected
 
 
@@ -95,12 +114,15 @@ def test_rows_differ_in_model_and_schedule_only():
     assert keys == {'model', 'initial_checkpoint', 'lr', 'epochs', 'warmup_epochs', 'warmup_lr'}
 
 
-@pytest.mark.parametrize('name', ROWS)
+@pytest.mark.parametrize('name', [*ROWS, *FINE_TUNED])
 def test_header_has_row_command_and_what_was_measured(name):
     text = (IMAGENET / f'{name}.yaml').read_text(encoding='utf-8')
     header = text.split('\nmodel:')[0]
-    top1, top5, _ = PAPER[ROWS[name]['model']]
-    assert f'{top1} top-1 / {top5} top-5' in header
+    if name in ROWS:
+        top1, top5, _ = PAPER[ROWS[name]['model']]
+        assert f'{top1} top-1 / {top5} top-5' in header
+    else:
+        assert 'No row of the paper' in header and 'Measured: not run' in header
     assert f'train.py --config configs/imagenet1k/{name}.yaml --data-dir IMAGENET' in header
     assert 'Measured: ' in header
 
@@ -109,6 +131,25 @@ def test_header_has_row_command_and_what_was_measured(name):
 def test_every_file_loads_and_none_relies_on_defaults_for_the_rate(path):
     config = load_config(path)
     assert config.lr is not None and config.lr > 0
+
+
+@pytest.mark.parametrize('world', [1, 2, 4, 8, 16])
+def test_batch_of_the_fine_tune_fits_every_usual_number_of_gpus(world):
+    config = load_config(IMAGENET / 'nprf_deit_base_384.yaml')
+    plan = plan_batches(config.global_batch, world, config.batch_size, config.mixup_block)
+    assert plan.micro * plan.accumulation * world == 512
+    assert plan.micro == min(64, 512 // world)
+
+
+def test_the_fine_tune_takes_the_weights_of_224_pixels(tmp_path, caplog):
+    """The very models of the two files, but for their width and depth."""
+    small = {'embed_dim': 32, 'depth': 1, 'num_heads': 2}
+    first, second = (load_config(IMAGENET / f'{name}.yaml') for name in ('nprf_deit_base', 'nprf_deit_base_384'))
+    torch.save(build_model(override(first, model_kwargs=small)).state_dict(), tmp_path / 'best.pt')
+    changes = {'model_kwargs': small, 'initial_checkpoint': str(tmp_path / 'best.pt')}
+    model = build_model(override(second, **changes))
+    assert model.rel_pos_bias.grid_size == (24, 24)
+    assert 'resized rel_pos_bias.table ((27, 27) to (47, 47))' in caplog.text
 
 
 @pytest.mark.parametrize('world', [1, 2, 4, 8, 16, 32])

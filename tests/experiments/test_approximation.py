@@ -51,3 +51,13 @@ def test_tokens_and_projections_are_independent():
     q, k = bench.draw_tokens(1.0, 64, seed=3)
     w = bench.draw_projection(1, 8, bench.D, 'prf', torch.Generator().manual_seed(bench.PROJECTIONS + 3)).double()
     assert (w @ torch.cat([q, k], 1).transpose(-1, -2)).abs().max() < 5  # one of its own tokens would give 8
+
+
+def test_theorem_3_makes_every_score_right_to_its_factor():
+    """A union bound over keys by Chebyshev: the constants are those with which the proof goes through."""
+    radius, keys = 0.7, 1024
+    m, t = bench.enough_by_theorem_3(radius, keys), bench.ERROR / (2 + bench.ERROR)
+    assert 2 * t / (1 - t) == pytest.approx(bench.ERROR)
+    one_key = math.expm1(4 * radius**2) / (m * t**2)  # two tokens in one direction have the largest variance
+    assert keys * one_key <= bench.FAILURE < keys * one_key * 1.2
+    assert m / bench.enough_features(math.expm1(4 * radius**2)) == pytest.approx(keys, rel=0.2)
