@@ -6,6 +6,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -15,7 +16,7 @@ from .offsets import expand_table
 
 def cell_of(size: int, count: int, device: torch.device | str = 'cpu') -> torch.Tensor:
     """The cell (size,) of each token along an axis, ⌊(y+½)h/H⌋ in integers."""
-    return (2 * torch.arange(size, device=device) + 1) * count // (2 * size)
+    return torch.arange(1, 2 * size, 2, device=device) * count // (2 * size)
 
 
 def first_token(cell: int, size: int, count: int) -> int:
@@ -47,20 +48,15 @@ class CellGrid:
     """
 
     def __init__(self, grid: tuple[int, int], cells: tuple[int, int], device: torch.device) -> None:
-        self.grid, self.cells = grid, cells
+        self.grid, self.cells, self.device = grid, cells, device
         self.count = math.prod(cells)
         self.places = tuple(-(-size // count) for size, count in zip(grid, cells))  # ty, tx
         self.even = all(size % count == 0 for size, count in zip(grid, cells))
-        if self.even:
-            return
-        axes = [_axis(*sizes, device) for sizes in zip(grid, cells, self.places)]
-        (token_y, self.full_y, place_y), (token_x, self.full_x, place_x) = axes
-        (ty, tx), (_, w) = self.places, cells
-        token = token_y[:, None, :, None] * grid[1] + token_x[None, :, None, :]  # h, w, ty, tx
-        self.token = token.flatten()
-        cell_y, rest_y, cell_x, rest_x = place_y // ty, place_y % ty, place_x // tx, place_x % tx
-        place = ((cell_y[:, None] * w + cell_x) * ty + rest_y[:, None]) * tx + rest_x  # H, W
-        self.place = place.flatten()
+        self._indices: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        if not self.even:
+            sizes = list(zip(grid, cells, self.places))
+            self.y = _axis(*sizes[0], device)
+            self.x = self.y if sizes[0] == sizes[1] else _axis(*sizes[1], device)
 
     def gather(self, x: torch.Tensor, zero: bool = False) -> torch.Tensor:
         """(B, K, N, C) -> (K·g·B, t, C) contiguous; places without a token hold some other token's, or `zero`."""
@@ -68,15 +64,13 @@ class CellGrid:
         if self.even:
             x = x.unflatten(2, (h, ty, w, tx)).permute(1, 2, 4, 0, 3, 5, 6)
             return x.reshape(-1, ty * tx, channels)
-        batch, heads, n = x.shape[:3]
-        first = torch.arange(batch * heads, device=x.device).mul_(n).view(batch, heads).t()  # K, B
-        token = first[:, None, :, None] + self.token.view(-1, 1, ty * tx)  # K, g, B, t
+        batch, heads = x.shape[:2]
         # by rows of a matrix: more than twice as fast as along a dimension within
-        x = x.reshape(-1, channels).index_select(0, token.flatten())
+        x = x.reshape(-1, channels).index_select(0, self._index(batch, heads)[0])
         if zero:  # cells lack at most one row and one column
             places = x.view(heads, h, w, batch, ty, tx, channels)
-            places[..., -1, :, :].mul_(self.full_y.to(x.dtype)[:, None, None, None, None])
-            places[..., -1, :].mul_(self.full_x.to(x.dtype)[:, None, None, None])
+            places[..., -1, :, :].mul_(self.y.full[:, None, None, None, None])
+            places[..., -1, :].mul_(self.x.full[:, None, None, None])
         return x.view(-1, ty * tx, channels)
 
     def scatter(self, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -86,10 +80,28 @@ class CellGrid:
             x = x.view(heads, h, w, batch, ty, tx, channels)
             out.unflatten(2, (h, ty, w, tx)).copy_(x.permute(3, 0, 1, 4, 2, 5, 6))
             return
-        cell, rest = self.place // (ty * tx), self.place % (ty * tx)
-        head, item = torch.arange(heads, device=x.device), torch.arange(batch, device=x.device)
-        cell = (head[:, None] * self.count + cell) * batch + item[:, None, None]  # B, K, N
-        out.copy_(x.view(-1, channels).index_select(0, (cell * (ty * tx) + rest).flatten()).view(out.shape))
+        rows = x.view(-1, channels).index_select(0, self._index(batch, heads)[1])
+        out.copy_(rows.view(out.shape))
+
+    def _index(self, batch: int, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """For each place (K, h, w, B, ty, tx) its token's row of (B·K·N), and for each token (B, K, H, W) its place's.
+
+        Made once for all copies of one shape: on a GPU each of these operations is a launch.
+        """
+        if (batch, heads) not in self._indices:
+            (height, width), (ty, tx) = self.grid, self.places
+            rows = torch.arange(0, batch * heads * height * width, height * width, device=self.device)
+            token = (self.y.token * width)[:, None, :, None] + self.x.token[:, None]  # h, w, ty, tx
+            first = rows.view(batch, heads).t()[:, None, None, :, None, None]  # K, 1, 1, B, 1, 1
+            token = first + token[:, :, None]
+            cell_size = batch * ty * tx  # rows between a cell and the next
+            place_y = self.y.cell * (self.cells[1] * cell_size) + self.y.place * tx
+            place = place_y[:, None] + (self.x.cell * cell_size + self.x.place)  # H, W
+            item = torch.arange(0, cell_size, ty * tx, device=self.device)
+            head = torch.arange(0, heads * self.count * cell_size, self.count * cell_size, device=self.device)
+            place = (item[:, None] + head)[:, :, None, None] + place
+            self._indices[batch, heads] = token.flatten(), place.flatten()
+        return self._indices[batch, heads]
 
 
 def upright(bias: Bias | None, grid: tuple[int, int], device: torch.device) -> tuple[torch.Tensor, CellGrid]:
@@ -104,11 +116,17 @@ def upright(bias: Bias | None, grid: tuple[int, int], device: torch.device) -> t
     return bias.table.reshape(bias.table.shape[0], -1, 1), CellGrid((grid[1], 1), (cols, 1), device)
 
 
-def _axis(size: int, count: int, places: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Tokens (h·ty as h, ty) in the places, whether each cell is full (h,), and places (H,) of the tokens."""
-    cell = torch.arange(count + 1, device=device)
-    first = (2 * cell * size + count - 1) // (2 * count)
-    token = (first[:-1, None] + torch.arange(places, device=device)).clamp(max=size - 1)  # h, ty
-    own = cell_of(size, count, device)
-    place = own * places + torch.arange(size, device=device) - first[own]
-    return token, first.diff() == places, place
+class _Axis(NamedTuple):
+    """Tokens and cells along one axis of H tokens in h cells of t places."""
+
+    token: torch.Tensor  # (h, t), of each place; some other token where there is none
+    full: torch.Tensor  # (h,) of bool: a token in every place
+    cell: torch.Tensor  # (H,), of each token
+    place: torch.Tensor  # (H,), of each token within its cell
+
+
+def _axis(size: int, count: int, places: int, device: torch.device) -> _Axis:
+    first = (torch.arange(count + 1, device=device) * (2 * size) + (count - 1)) // (2 * count)
+    token = (first[:-1, None] + torch.arange(places, device=device)).clamp(max=size - 1)
+    cell = cell_of(size, count, device)
+    return _Axis(token, first.diff() == places, cell, torch.arange(size, device=device) - first[cell])

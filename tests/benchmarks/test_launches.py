@@ -15,8 +15,8 @@ pytest.importorskip('triton')
 
 
 def test_few_launches_and_no_host_reads():
-    rows = audit(['fused', 'fused window', 'direct', 'window', 'fft'], SIZES)
-    assert len(rows) == 5 * 4 * 2
+    rows = audit(['fused', 'fused window', 'direct', 'window', 'fft', 'cells'], SIZES)
+    assert len(rows) == 6 * 4 * 2
     for row in rows:
         if row.grid == '128x128' and row.backend in ('direct', 'fft'):
             continue
@@ -25,8 +25,9 @@ def test_few_launches_and_no_host_reads():
         assert row.host_reads == 0 and row.largest_mb <= 512, row
 
 
-def test_cells_read_nothing_on_the_host():
-    assert [row.host_reads for row in audit(['cells'], {(14, 14): 8, (28, 28): 1})] == [0] * 4
+def test_cells_of_equal_size_need_no_indices():
+    rows = audit(['cells'], {(28, 28): 1, (112, 112): 1})
+    assert [(row.launches, row.host_reads) for row in rows] == [(20, 0), (46, 0)] * 2
 
 
 def test_the_dense_plain_path_at_128x128_is_near_what_512_mb_allow():
