@@ -95,7 +95,8 @@ def _merge(
     scores = ((phi_q / q_size) @ (phi_k / k_size).transpose(-1, -2)).to(working)  # B, K, queries, P
     sizes = q_size.to(working).log() + k_size.to(working).log().transpose(-1, -2)
     log_den = part.log_den.to(working).clamp(min=_NOTHING).unsqueeze(-1)
-    logs = _log(scores if part.sign is None else scores.abs()) + sizes + bias
+    # a zero key gives its bias no gradient, not even that of 1e-300
+    logs = _log(scores if part.sign is None else scores.abs()) + sizes + torch.where(scores == 0, bias.detach(), bias)
     logs = torch.cat([log_den, logs.clamp(min=_NOTHING)], dim=-1)  # B, K, queries, P+1
     exists = torch.cat([torch.ones_like(log_den, dtype=torch.bool), scores != 0], dim=-1) & (logs > _NOTHING)
     logs = _below(logs, exists, _DEPTH[v.dtype])

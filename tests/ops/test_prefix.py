@@ -190,6 +190,7 @@ def test_a_zero_key_has_no_weight_under_any_bias(positive, dtype):
     torch.testing.assert_close(z, expected)
     z.square().sum().backward()
     assert all(t.grad.isfinite().all() for t in leaves.tensors().values())
+    assert (leaves.token_to_prefix.grad[:, 0] == 0).all() and (leaves.prefix_to_prefix.grad[:, :, 0] == 0).all()
 
 
 @pytest.mark.parametrize('positive', [True, False], ids=['positive', 'signed'])
