@@ -186,7 +186,7 @@ class KernelAttention(nn.Module):
         if context is not None:
             check_context(x, context, bias is not None or self.rel_pos_bias is not None, causal)
             q, k, v = self.project(x, context)
-            mask = as_key_mask(mask, (k.shape[0], k.shape[2]))
+            mask = as_key_mask(mask, (k.shape[0], k.shape[2]), k.device)
             return self._output(self._attend(q, k, v, None, q.shape[2:3], False, mask).transpose(1, 2), x)
         size = grid_of(x, self.rel_pos_bias, grid_size)
         if self.rel_pos_bias is not None:
@@ -199,7 +199,7 @@ class KernelAttention(nn.Module):
         if isinstance(bias, torch.Tensor):
             bias = DenseBias(bias) if self.kernel == 'softmax' else Bias(bias)
         qkv = self._packed_projection(x)
-        mask = as_key_mask(mask, qkv.shape[:2])
+        mask = as_key_mask(mask, qkv.shape[:2], qkv.device)
         packed = self._packed_backend(qkv, bias, causal, mask)
         if packed is not None:
             assert not isinstance(bias, (DenseBias, PrefixedBias))  # `_packed_backend`

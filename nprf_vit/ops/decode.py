@@ -62,6 +62,7 @@ class DecodeState:
 
         Queried token by token it is cross attention; further tokens may follow, as after a prompt.
         """
+        check_tensors(phi_k=phi_k, v=v)
         if phi_k.dim() != 4 or v.dim() != 4 or phi_k.shape[:3] != v.shape[:3]:
             raise ValueError(
                 f'expected phi_k (B, heads, N, M) and v (B, heads, N, D), got phi_k {tuple(phi_k.shape)}, '
@@ -81,6 +82,7 @@ class DecodeState:
     @torch.no_grad()
     def query(self, phi_q: torch.Tensor) -> torch.Tensor:
         """The output (B, K, D) of a query φ(q) (B, K, M) that brings no key of its own; without a bias only."""
+        check_tensors(phi_q=phi_q)
         if self.past is not None:
             raise ValueError('a query without a key has no place in a sequence with a bias: expected bias=None')
         if self.state is None:
