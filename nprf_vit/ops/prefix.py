@@ -134,7 +134,8 @@ def _weights(logs: torch.Tensor, exists: torch.Tensor) -> torch.Tensor:
     """
     same = torch.eye(logs.shape[-1], dtype=torch.bool, device=logs.device)
     differences = torch.where(same, 0, logs.unsqueeze(-2) - logs.unsqueeze(-1))  # ..., p, q: l_q - l_p
-    return exists.any(-1, keepdim=True) * (-differences.logsumexp(-1)).exp()
+    weights = exists.any(-1, keepdim=True) * (-differences.logsumexp(-1)).exp()
+    return weights - weights.detach().masked_fill(exists, 0)  # a zero key has no weight, but a gradient
 
 
 def _signed_weights(logs: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:

@@ -188,6 +188,8 @@ def test_a_zero_key_has_no_weight_under_any_bias(positive, dtype):
     leaves = case.map(lambda t: t.requires_grad_())
     z = leaves.run(positive=positive)
     torch.testing.assert_close(z, expected)
+    unseen = replace(case, v=torch.zeros_like(case.v).index_fill_(2, torch.tensor(0), 1e30)).run(positive=positive)
+    assert (unseen == 0).all()
     z.square().sum().backward()
     assert all(t.grad.isfinite().all() for t in leaves.tensors().values())
     assert (leaves.token_to_prefix.grad[:, 0] == 0).all() and (leaves.prefix_to_prefix.grad[:, :, 0] == 0).all()
