@@ -1,6 +1,7 @@
 from nprf_vit.ops.offsets import expand_table
 
-from .attention import KERNELS, KernelAttention
+from .attention import KernelAttention
+from .attention_checks import KERNELS
 from .block import KernelBlock
 from .prefix_bias import PrefixRelPosBias
 from .rel_pos import RelPosBias, resize_table

@@ -21,12 +21,12 @@ from nprf_vit.ops.features import FEATURE_MAPS
 from nprf_vit.ops.key_mask import hide_blind_rows, hide_keys
 from nprf_vit.ops.prefix import dense_prefix_attention, prefix_attention
 
+from .attention_checks import KERNELS as KERNELS
+from .attention_checks import check_context, check_kernel, grid_of
 from .key_mask import as_key_mask
 from .prefix_bias import make_rel_pos_bias
 from .rel_pos import check_grid_size, extend_window
 from .softmax_attention import softmax_attention
-
-KERNELS = (*FEATURE_MAPS, 'softmax')
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
@@ -37,15 +37,6 @@ def widen(x: torch.Tensor) -> torch.Tensor:
 def unit_norm(x: torch.Tensor) -> torch.Tensor:
     """Scale the last dimension to length one, in float32 at least; zero stays zero, with a finite gradient."""
     return F.normalize(widen(x), dim=-1, eps=1e-6)
-
-
-def check_kernel(kernel: str, feature_dim: int = 1) -> None:
-    """Raise for an unknown kernel, or for a number of features below 1."""
-    if not isinstance(feature_dim, int) or feature_dim < 1:
-        raise ValueError(f'feature_dim {feature_dim!r}: expected a whole number above 0')
-    known = (*FEATURE_MAPS, 'softmax')
-    if kernel not in known:
-        raise ValueError(f'unknown kernel {kernel!r}: expected one of {", ".join(known)}')
 
 
 @register_notrace_module  # branches on the number of dimensions, which fx does not know while tracing
@@ -193,11 +184,11 @@ class KernelAttention(nn.Module):
         mask = attn_mask if key_mask is None else key_mask
         causal = self.causal or is_causal
         if context is not None:
-            self._check_context(x, context, bias, causal)
+            check_context(x, context, bias is not None or self.rel_pos_bias is not None, causal)
             q, k, v = self.project(x, context)
-            mask = as_key_mask(mask, (k.shape[0], k.shape[2]))
+            mask = as_key_mask(mask, (k.shape[0], k.shape[2]), k.device)
             return self._output(self._attend(q, k, v, None, q.shape[2:3], False, mask).transpose(1, 2), x)
-        size = self._grid_size(x, grid_size)
+        size = grid_of(x, self.rel_pos_bias, grid_size)
         if self.rel_pos_bias is not None:
             bias = self.rel_pos_bias(size, causal and x.ndim == 3)
         if causal and isinstance(bias, PrefixedBias):
@@ -208,7 +199,7 @@ class KernelAttention(nn.Module):
         if isinstance(bias, torch.Tensor):
             bias = DenseBias(bias) if self.kernel == 'softmax' else Bias(bias)
         qkv = self._packed_projection(x)
-        mask = as_key_mask(mask, qkv.shape[:2])
+        mask = as_key_mask(mask, qkv.shape[:2], qkv.device)
         packed = self._packed_backend(qkv, bias, causal, mask)
         if packed is not None:
             assert not isinstance(bias, (DenseBias, PrefixedBias))  # `_packed_backend`
@@ -261,20 +252,6 @@ class KernelAttention(nn.Module):
         (q,), (k, v) = (y.permute(2, 0, 3, 1, 4).unbind(0) for y in parts)
         return self.q_norm(q), self.k_norm(k), v
 
-    def _check_context(
-        self, x: torch.Tensor, context: torch.Tensor, bias: Bias | DenseBias | torch.Tensor | None, causal: bool
-    ) -> None:
-        alike = x.shape[0] == context.shape[0] and x.shape[-1] == context.shape[-1]
-        if x.ndim not in (3, 4) or context.ndim not in (3, 4) or not alike:
-            raise ValueError(
-                f'context {tuple(context.shape)} beside x {tuple(x.shape)}: expected (B, L, C) or (B, H, W, C) with '
-                'the same batch and channels'
-            )
-        if bias is not None or self.rel_pos_bias is not None:
-            raise ValueError('a relative position bias is about offsets within one sequence: a context has none')
-        if causal:
-            raise ValueError('causal attention is about the order within one sequence: a context has none')
-
     def _packed_projection(self, x: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values (B, N, 3, K, D) of tokens (B, ..., C), before any norm."""
         # by name, not by -1: an empty batch leaves it open
@@ -302,25 +279,6 @@ class KernelAttention(nn.Module):
     def _features(self, x: torch.Tensor, role: str, causal: bool, key_mask: torch.Tensor | None = None) -> torch.Tensor:
         x = x if self.normalize else widen(x) * self.head_dim**-0.25
         return feature_map(x, self.w, self.kernel, role, causal, self.normalize, key_mask)
-
-    def _grid_size(self, x: torch.Tensor, given: tuple[int, int] | None = None) -> tuple[int, ...]:
-        """(H, W) of a grid, or (N,) of a sequence; a sequence under a 2-D bias of its own is that bias's grid."""
-        prefix = getattr(self.rel_pos_bias, 'num_prefix_tokens', 0)
-        if x.ndim == 4 and not prefix:
-            return tuple(x.shape[1:3])
-        if x.ndim != 3:
-            which = f'(B, {prefix}+N, C), {prefix} tokens before those of the grid' if prefix else '(B, N, C)'
-            expected = which if prefix else f'(B, H, W, C) or {which}'
-            raise ValueError(f'expected {expected}, got {tuple(x.shape)}')
-        if given is not None:
-            return tuple(given)
-        if self.rel_pos_bias is not None and len(self.rel_pos_bias.grid_size) == 2:
-            h, w = self.rel_pos_bias.grid_size
-            if h * w != x.shape[1] - prefix:
-                instead = 'pass grid_size' if prefix else 'pass (B, H, W, C)'
-                raise ValueError(f'{x.shape[1] - prefix} tokens do not fill the {h}x{w} grid of the bias: {instead}')
-            return (h, w)
-        return (x.shape[1] - prefix,)
 
     def _packed_backend(
         self, qkv: torch.Tensor, bias: AnyBias | None, causal: bool, key_mask: torch.Tensor | None

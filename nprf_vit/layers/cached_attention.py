@@ -88,7 +88,7 @@ class CrossAttentionStep:
     def __init__(self, attn: KernelAttention, context: torch.Tensor, key_mask: torch.Tensor | None = None) -> None:
         self.attn = attn
         _, self.k, self.v = attn.project(context[:, :1], context)  # B, K, L, D
-        self.mask = as_key_mask(key_mask, (self.k.shape[0], self.k.shape[2]))
+        self.mask = as_key_mask(key_mask, (self.k.shape[0], self.k.shape[2]), self.k.device)
         self.state: DecodeState | None = None
         if attn.kernel == 'softmax':
             self.k = unit_norm(self.k).to(self.v.dtype) if attn.normalize else self.k

@@ -10,13 +10,14 @@ import torch
 _HIDDEN = -1e4  # what is added to the score of a key that nobody should see, in half precision
 
 
-def as_key_mask(mask: torch.Tensor | None, shape: Sequence[int]) -> torch.Tensor | None:
+def as_key_mask(mask: torch.Tensor | None, shape: Sequence[int], device: torch.device) -> torch.Tensor | None:
     """A mask of tokens as (B, N) of bool, False for those that nobody attends to; None stays None.
 
     Args:
         mask: (B, N) or (B, H, W) of bool, or (B, 1, 1, N), of bool or as timm's helpers make it: 0, and the most
             negative number of its dtype for padding.
         shape: (B, N).
+        device: Of the tokens.
     """
     if mask is None:
         return None
@@ -30,6 +31,8 @@ def as_key_mask(mask: torch.Tensor | None, shape: Sequence[int]) -> torch.Tensor
         if mask.dim() >= 2 and mask.shape[-2:] == (n, n):
             raise ValueError(f'a mask {tuple(mask.shape)} between queries and keys is not supported: {wanted}')
         raise ValueError(f'a mask {tuple(mask.shape)} does not fit {b} x {n} tokens: {wanted}')
+    if mask.device != device:
+        raise ValueError(f'a mask of tokens is on {mask.device}, the tokens on {device}: expected one device')
     if mask.dim() == 4 and mask.is_floating_point():
         # added to scores: on a CPU look whether it hides or shifts; a GPU would have to stop for that
         if mask.device.type == 'cpu' and not torch.compiler.is_compiling() and not _hides(flat).all():

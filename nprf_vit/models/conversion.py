@@ -10,7 +10,7 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import nn
 
 from nprf_vit.layers import KernelAttention
-from nprf_vit.layers.attention import check_kernel
+from nprf_vit.layers.attention_checks import check_kernel
 
 from .kernel_deit import KernelVisionTransformer
 from .rel_pos_conversion import has_rel_pos_twin, rel_pos_twin

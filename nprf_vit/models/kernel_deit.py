@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from nprf_vit.layers import KernelBlock, RelPosBias
-from nprf_vit.layers.attention import check_kernel
+from nprf_vit.layers.attention_checks import check_kernel
 from nprf_vit.layers.prefix_bias import make_rel_pos_bias
 from nprf_vit.layers.rel_pos import check_extend, check_grid_size, check_rel_pos
 

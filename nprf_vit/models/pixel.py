@@ -12,7 +12,7 @@ from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_c
 from torch import nn
 
 from nprf_vit.layers import KernelBlock, RelPosBias
-from nprf_vit.layers.attention import check_kernel
+from nprf_vit.layers.attention_checks import check_kernel
 from nprf_vit.layers.rel_pos import check_rel_pos
 from nprf_vit.ops.bias import Bias, DenseBias
 from nprf_vit.ops.checks import has_values

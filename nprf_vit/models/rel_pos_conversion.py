@@ -71,7 +71,7 @@ def twin_arguments(model: nn.Module) -> dict[str, Any]:
         'embed_dim': model.embed_dim,
         'depth': len(model.blocks),
         'num_heads': block.attn.num_heads,
-        'mlp_ratio': block.mlp.fc1.out_features / model.embed_dim,
+        'mlp_ratio': _mlp_ratio(block.mlp.fc1.out_features, model.embed_dim),
         'qkv_bias': block.attn.qkv.bias is not None or getattr(block.attn, 'q_bias', None) is not None,
         'qk_norm': not isinstance(getattr(block.attn, 'q_norm', nn.Identity()), nn.Identity),
         'scale_mlp_norm': not isinstance(block.mlp.norm, nn.Identity),
@@ -87,6 +87,12 @@ def twin_arguments(model: nn.Module) -> dict[str, Any]:
         'normalize': False,
         'rel_pos': _kind(model),
     }
+
+
+def _mlp_ratio(hidden: int, dim: int) -> float:
+    """A ratio of which timm makes as many hidden channels, rounding dim·ratio down."""
+    ratio = hidden / dim
+    return ratio if int(dim * ratio) == hidden else (hidden + 0.5) / dim
 
 
 def _kind(model: nn.Module) -> str:

@@ -18,6 +18,7 @@ from nprf_vit.layers import resize_table
 _logger = logging.getLogger(__name__)
 
 Weights = dict[str, torch.Tensor]
+Tokens = list[tuple[str, int]]
 
 # class, distillation and register tokens mark a checkpoint that pools in another way, hence a head of another meaning
 TOKENS = ('cls_token', 'dist_token', 'reg_token')
@@ -121,7 +122,7 @@ def _adapt_head(adapted: Weights, own: Weights, report: _Report) -> None:
 
 def _adapt_positions(model: nn.Module, adapted: Weights, own: Weights, report: _Report) -> None:
     """Prefix tokens, absolute embedding and bias tables."""
-    counts = {t: adapted[t].shape[1] for t in TOKENS if t in adapted}
+    given, wanted = _prefix_tokens(adapted), _prefix_tokens(own)
     for token in [t for t in TOKENS if t in adapted and t not in own]:
         report.add('dropped', token)
         del adapted[token]
@@ -129,7 +130,7 @@ def _adapt_positions(model: nn.Module, adapted: Weights, own: Weights, report: _
         report.add('dropped', 'pos_embed')
         del adapted['pos_embed']
     elif 'pos_embed' in adapted:
-        adapted['pos_embed'] = _fit_pos_embed(model, adapted['pos_embed'], sum(counts.values()), report)
+        adapted['pos_embed'] = _fit_pos_embed(model, adapted['pos_embed'], own['pos_embed'], given, wanted, report)
     elif 'pos_embed' in own:
         adapted['pos_embed'] = own['pos_embed']
         report.add('added', 'pos_embed', "the model's own")
@@ -139,7 +140,7 @@ def _adapt_positions(model: nn.Module, adapted: Weights, own: Weights, report: _
         report.add('added', token, "the model's own")
     for name in (TABLE, FAR, *PREFIX):
         _place_biases(model, adapted, own, name, report)
-    _fit_prefix_biases(adapted, own, counts, report)
+    _fit_prefix_biases(adapted, own, given, wanted, report)
     for key in [k for k in own if k.endswith(TABLE)]:
         table, target = adapted[key], own[key]
         if table.ndim != target.ndim or table.shape[0] != target.shape[0] or table.shape == target.shape:
@@ -151,6 +152,11 @@ def _adapt_positions(model: nn.Module, adapted: Weights, own: Weights, report: _
         else:
             adapted[key] = resize_table(table, [(s + 1) // 2 for s in target.shape[1:]])
             report.add('resized', key, f'{tuple(table.shape[1:])} to {tuple(target.shape[1:])}')
+
+
+def _prefix_tokens(weights: Weights) -> Tokens:
+    """The tokens before the grid in their order, each by its kind and its number among these."""
+    return [(t, i) for t in TOKENS if t in weights for i in range(weights[t].shape[1])]
 
 
 def _place_biases(model: nn.Module, adapted: Weights, own: Weights, name: str, report: _Report) -> None:
@@ -170,30 +176,32 @@ def _place_biases(model: nn.Module, adapted: Weights, own: Weights, name: str, r
             report.add('added', key, 'zero')
 
 
-def _fit_prefix_biases(adapted: Weights, own: Weights, counts: dict[str, int], report: _Report) -> None:
-    """Biases of more or fewer tokens before the grid: those that both have keep theirs, others start at zero."""
-    # each kind of token by its place: class, distillation, then register tokens
-    places = [(t, i) for t in TOKENS for i in range(counts.get(t, 0))]
-    wanted = [(t, i) for t in TOKENS if t in own for i in range(own[t].shape[1])]
-    both = [(wanted.index(place), i) for i, place in enumerate(places) if place in wanted]
-    for key in [k for k in own if k.endswith(PREFIX) and adapted[k].shape != own[k].shape]:
-        given, fitted = adapted[key], torch.zeros_like(own[key], device='cpu')
-        if given.ndim != fitted.ndim or given.shape[0] != fitted.shape[0] or given.shape[-1] != len(places):
+def _fit_prefix_biases(adapted: Weights, own: Weights, given: Tokens, wanted: Tokens, report: _Report) -> None:
+    """Biases of other tokens before the grid: those that both have keep theirs, others start at zero."""
+    if given == wanted:
+        return
+    both = [(wanted.index(token), i) for i, token in enumerate(given) if token in wanted]
+    for key in [k for k in own if k.endswith(PREFIX)]:
+        values, fitted = adapted[key], torch.zeros_like(own[key], device='cpu')
+        if values.ndim != fitted.ndim or values.shape[0] != fitted.shape[0] or values.shape[-1] != len(given):
             continue  # another number of heads: for `load_state_dict` to complain about
         for new, old in both:
-            if given.ndim == 2:
-                fitted[:, new] = given[:, old]
+            if values.ndim == 2:
+                fitted[:, new] = values[:, old]
             else:
                 for new_key, old_key in both:
-                    fitted[:, new, new_key] = given[:, old, old_key]
+                    fitted[:, new, new_key] = values[:, old, old_key]
         adapted[key] = fitted
-        report.add('resized', key, f'{len(places)} to {len(wanted)} prefix tokens')
+        report.add('resized', key, f'{len(given)} to {len(wanted)} prefix tokens, {len(both)} of them the same')
 
 
-def _fit_pos_embed(model: nn.Module, pos_embed: torch.Tensor, num_prefix: int, report: _Report) -> torch.Tensor:
-    grid_size = tuple(model.patch_embed.grid_size)
-    own_prefix = 0 if model.no_embed_class else model.num_prefix_tokens
-    if pos_embed.shape[1] == grid_size[0] * grid_size[1] + own_prefix and num_prefix == model.num_prefix_tokens:
+def _fit_pos_embed(
+    model: nn.Module, pos_embed: torch.Tensor, own: torch.Tensor, given: Tokens, wanted: Tokens, report: _Report
+) -> torch.Tensor:
+    """An absolute embedding (1, P'+N', C) for other tokens before the grid, and for another grid: (1, P+N, C)."""
+    grid_size, num_prefix = tuple(model.patch_embed.grid_size), len(given)
+    embedded = [] if model.no_embed_class else wanted
+    if pos_embed.shape[1] == grid_size[0] * grid_size[1] + len(embedded) and given == wanted:
         return pos_embed
     # DeiT-III embeds no prefix token: then the length itself is that of a grid
     for prefix in (num_prefix, 0):
@@ -209,13 +217,17 @@ def _fit_pos_embed(model: nn.Module, pos_embed: torch.Tensor, num_prefix: int, r
             f'pos_embed {tuple(pos_embed.shape)} is no square grid, with or without {num_prefix} prefix tokens: '
             'load it into a model of its own img_size, then call set_input_size'
         )
-    if prefix and own_prefix != prefix:
+    grid, known = pos_embed[:, prefix:], dict(zip(given, pos_embed[:, :prefix].unbind(1)))
+    if not known.keys() <= set(embedded):
         report.add('dropped', 'pos_embed', f'its first {prefix} of {pos_embed.shape[1]}')
-        pos_embed, prefix = pos_embed[:, prefix:], 0
     if old_size != grid_size:
-        pos_embed = resize_pos_embed(pos_embed, grid_size, old_size, prefix)
+        grid = resize_pos_embed(grid, grid_size, old_size)
         report.add('resized', 'pos_embed', f'{old_size} to {grid_size}')
-    return pos_embed
+    own = torch.zeros_like(own, device='cpu') if own.is_meta else own.to(pos_embed)
+    if not set(embedded) <= known.keys():
+        report.add('added', 'pos_embed', "the model's own of prefix tokens")
+    of_prefix = [known.get(token, own[:, i]) for i, token in enumerate(embedded)]  # 1, C each
+    return torch.cat([*(x.unsqueeze(1) for x in of_prefix), grid], dim=1)
 
 
 def _adapt_projections(model: nn.Module, adapted: Weights, own: Weights, report: _Report) -> None:

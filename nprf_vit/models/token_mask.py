@@ -28,7 +28,7 @@ def token_mask(
         raise ValueError(f'attn_mask {shape}: the patches are a {height}x{width} grid')
     if drops:
         raise ValueError('attn_mask needs every patch in its place: expected patch_drop_rate=0, or evaluation')
-    return _of_all_tokens(attn_mask, batch, height * width, prefix)
+    return _of_all_tokens(attn_mask, batch, height * width, prefix, x.device)
 
 
 @torch.fx.wrap
@@ -54,7 +54,7 @@ def pool_tokens(
     attn_pool: nn.Module | None,
 ) -> torch.Tensor:
     """Tokens (B, P+N, C) to (B, C) as timm's ViT pools them, over those that count; zeros where none does."""
-    seen = None if attn_mask is None else _of_all_tokens(attn_mask, x.shape[0], x.shape[1] - prefix, prefix)
+    seen = None if attn_mask is None else _of_all_tokens(attn_mask, x.shape[0], x.shape[1] - prefix, prefix, x.device)
     if attn_pool is None and (seen is None or pool_type in ('', 'token')):
         return global_pool_nlc(x, pool_type, num_prefix_tokens=prefix, reduce_include_prefix=include_prefix)
     start = 0 if include_prefix else prefix
@@ -68,16 +68,18 @@ def pool_tokens(
         if 'attn_mask' not in inspect.signature(attn_pool.forward).parameters:
             raise ValueError(f'global_pool {pool_type!r} takes no mask: expected avg, max, avgmax, map or token')
         return attn_pool(x, attn_mask=(seen | none)[:, None, None]).masked_fill(none, 0)
-    mean = x.masked_fill(~seen[..., None], 0).sum(1) / seen.sum(1, keepdim=True).clamp(min=1)
+    # as a mean does it: the sum of many tokens is beyond float16, and rounds by itself in bfloat16
+    total = x.masked_fill(~seen[..., None], 0).sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
+    mean = (total / seen.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
     if pool_type == 'avg':
         return mean
     top = x.masked_fill(~seen[..., None], -torch.inf).amax(1).masked_fill(none, 0)
     return top if pool_type == 'max' else 0.5 * (top + mean)
 
 
-def _of_all_tokens(attn_mask: torch.Tensor, batch: int, n: int, prefix: int) -> torch.Tensor:
+def _of_all_tokens(attn_mask: torch.Tensor, batch: int, n: int, prefix: int, device: torch.device) -> torch.Tensor:
     """A mask of N patches, whose prefix tokens are always seen, or of P+N tokens: (B, P+N)."""
     whole = isinstance(attn_mask, torch.Tensor) and attn_mask.dim() != 3 and attn_mask.shape[-1] == prefix + n
-    mask = as_key_mask(attn_mask, (batch, prefix + n if whole else n))
+    mask = as_key_mask(attn_mask, (batch, prefix + n if whole else n), device)
     assert mask is not None
     return mask if whole or not prefix else torch.cat([mask.new_ones(batch, prefix), mask], dim=1)

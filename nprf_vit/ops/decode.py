@@ -62,6 +62,7 @@ class DecodeState:
 
         Queried token by token it is cross attention; further tokens may follow, as after a prompt.
         """
+        check_tensors(phi_k=phi_k, v=v)
         if phi_k.dim() != 4 or v.dim() != 4 or phi_k.shape[:3] != v.shape[:3]:
             raise ValueError(
                 f'expected phi_k (B, heads, N, M) and v (B, heads, N, D), got phi_k {tuple(phi_k.shape)}, '
@@ -81,6 +82,7 @@ class DecodeState:
     @torch.no_grad()
     def query(self, phi_q: torch.Tensor) -> torch.Tensor:
         """The output (B, K, D) of a query φ(q) (B, K, M) that brings no key of its own; without a bias only."""
+        check_tensors(phi_q=phi_q)
         if self.past is not None:
             raise ValueError('a query without a key has no place in a sequence with a bias: expected bias=None')
         if self.state is None:
@@ -138,9 +140,9 @@ class DecodeState:
         # asking whether it is needed would stop the host, or has no answer
         if self.positive and (scores.device.type != 'cpu' or not has_values(scores)):
             return _sum_values(_log_weights(scores, bias), values)
-        sums = _sum_values(scores * (bias - bias.amax(-1, keepdim=True)).exp(), values)
         if not self.positive:
-            return sums
+            return _sum_values(scores * _from_largest(bias, scores).exp(), values)
+        sums = _sum_values(scores * (bias - bias.amax(-1, keepdim=True)).exp(), values)
         den = sums[..., -1]
         kept = (den >= _SMALL) & (den > _SMALL_PART * scores.amax(-1)) & sums.isfinite().all(-1)  # B, K
         if not kept.all():
@@ -201,8 +203,11 @@ def _sum_values(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def _log_weights(scores: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """scores·exp(bias) up to a factor per row, by logarithms: any positive score and any bias; zeros stay zero."""
-    # from the largest bias that counts: beside that of a zero key, far above, the others would lose their digits
-    seen = bias.masked_fill(scores == 0, -torch.inf)  # B, K, t
-    seen = seen - seen.amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)
-    logs = scores.log() + seen
+    logs = scores.log() + _from_largest(bias, scores)
     return (logs - logs.amax(-1, keepdim=True).clamp(min=torch.finfo(logs.dtype).min)).exp()
+
+
+def _from_largest(bias: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """The bias (B, K, t) measured from the largest that counts: beside that of a zero key the others would vanish."""
+    seen = bias.masked_fill(scores == 0, -torch.inf)  # B, K, t
+    return seen - seen.amax(-1, keepdim=True).clamp(min=torch.finfo(bias.dtype).min)

@@ -19,6 +19,9 @@ from .partial import partial_attention
 from .precision import without_autocast
 
 _NOTHING = -1e30  # the logarithm of no weight at all: finite, so that differences are
+# How far below all others a zero key stays, which `_log` takes for one of e^-691: under a bias of 700 it would count.
+# Its gradient is then at most e^41, in float64 e^599, times what arrives: sums over queries must stay finite.
+_DEPTH = {torch.float32: 650.0, torch.float64: 92.0}
 
 
 def prefix_attention(
@@ -92,13 +95,16 @@ def _merge(
     scores = ((phi_q / q_size) @ (phi_k / k_size).transpose(-1, -2)).to(working)  # B, K, queries, P
     sizes = q_size.to(working).log() + k_size.to(working).log().transpose(-1, -2)
     log_den = part.log_den.to(working).clamp(min=_NOTHING).unsqueeze(-1)
-    logs = _log(scores if part.sign is None else scores.abs()) + sizes + bias
+    # a zero key gives its bias no gradient, not even that of 1e-300
+    logs = _log(scores if part.sign is None else scores.abs()) + sizes + torch.where(scores == 0, bias.detach(), bias)
     logs = torch.cat([log_den, logs.clamp(min=_NOTHING)], dim=-1)  # B, K, queries, P+1
+    exists = torch.cat([torch.ones_like(log_den, dtype=torch.bool), scores != 0], dim=-1) & (logs > _NOTHING)
+    logs = _below(logs, exists, _DEPTH[v.dtype])
     if part.sign is None:
-        weights = _weights(logs, torch.cat([log_den > _NOTHING, scores > 0], dim=-1))
+        weights = _weights(logs, exists)
     else:
         sign = torch.cat([part.sign.to(working).unsqueeze(-1), scores.detach().sign()], dim=-1)
-        weights = _signed_weights(logs, sign)
+        weights = _signed_weights(logs, sign * exists)
     weights = weights.to(v.dtype)
     return weights[..., :1] * part.z.to(v.dtype) + weights[..., 1:] @ v
 
@@ -128,12 +134,21 @@ def _weights(logs: torch.Tensor, exists: torch.Tensor) -> torch.Tensor:
     """
     same = torch.eye(logs.shape[-1], dtype=torch.bool, device=logs.device)
     differences = torch.where(same, 0, logs.unsqueeze(-2) - logs.unsqueeze(-1))  # ..., p, q: l_q - l_p
-    return exists.any(-1, keepdim=True) * (-differences.logsumexp(-1)).exp()
+    weights = exists.any(-1, keepdim=True) * (-differences.logsumexp(-1)).exp()
+    return weights - weights.detach().masked_fill(exists, 0)  # a zero key has no weight, but a gradient
 
 
 def _signed_weights(logs: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
+    """sign·exp(logs) divided by its sum over the last dimension; zero where nothing has any weight."""
     terms = sign * (logs - logs.detach().amax(-1, keepdim=True)).exp()
-    return terms / terms.sum(-1, keepdim=True)
+    total = terms.sum(-1, keepdim=True)
+    return terms / total.masked_fill(total == 0, torch.inf)
+
+
+def _below(logs: torch.Tensor, exists: torch.Tensor, depth: float) -> torch.Tensor:
+    """Logarithms in which what has no weight lies at least `depth` below the largest that has, whatever its bias."""
+    top = logs.detach().masked_fill(~exists, _NOTHING).amax(-1, keepdim=True)
+    return logs - (logs.detach() - top + depth).clamp(min=0).masked_fill(exists, 0)
 
 
 def _without_bias(phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor, positive: bool) -> Partial:

@@ -1,6 +1,6 @@
-"""Random calls of `kernel_attention`: the structure is drawn by hypothesis, the numbers follow from a seed."""
+"""Random calls of `kernel_attention` and `prefix_attention`: hypothesis draws the structure, a seed the numbers."""
 
-# B batch, N tokens, K heads, M features, D head dim, H×W grid (N = H·W)
+# B batch, N tokens, L keys, P prefix tokens, K heads, M features, D head dim, H×W grid (N = H·W)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+
+from nprf_vit.ops.bias import PrefixBias
 
 PEAKS = [15.0, 20.0, 30.0, 50.0, 88.0, 104.0, 200.0, 400.0, 720.0, 750.0]
 
@@ -26,10 +28,18 @@ class Case:
     grid_size: tuple[int, int] | None = field(repr=False)
     causal: bool = field(repr=False)
     cells: tuple[int, int] | int | None = field(repr=False, default=None)
+    key_mask: Tensor | None = field(repr=False, default=None)
+    prefix: PrefixBias | None = field(repr=False, default=None)
 
     def tensors(self) -> dict[str, Tensor]:
         names = ('phi_q', 'phi_k', 'v', 'bias', 'far')
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return given if self.prefix is None else given | self.prefix._asdict()
+
+    def visible(self, name: str) -> Tensor:
+        """phi_k or v (B, K, L, ·) with zeros in place of masked keys, which may hold anything."""
+        x = getattr(self, name).detach()
+        return x if self.key_mask is None else x.masked_fill(~self.key_mask[:, None, :, None], 0)
 
 
 @st.composite
@@ -97,6 +107,26 @@ def contents(draw) -> dict:
 
 
 @st.composite
+def key_masks(draw) -> dict:
+    """Which keys are seen, and what those hold that are not."""
+    return {
+        'kind': draw(st.sampled_from(['some', 'some', 'most', 'first', 'last', 'item', 'one', 'all', 'none'])),
+        'held': draw(st.sampled_from(['same', 'nan', 'inf', 'large'])),
+        'layout': draw(st.sampled_from(['plain', 'tokens_first', 'sliced'])),
+    }
+
+
+@st.composite
+def prefix_biases(draw) -> dict:
+    """One to four tokens before the grid, their biases flat to ±750."""
+    return {
+        'count': draw(st.integers(1, 4)),
+        'size': draw(st.sampled_from([0.0, 0.02, 1.0, 5.0, 20.0, 80.0, 300.0, 750.0])),
+        'offset': draw(st.sampled_from([0.0, 0.0, -20.0, 20.0, 750.0])),
+    }
+
+
+@st.composite
 def calls(draw) -> Case:
     """Choices of one call, and the call."""
     return build(draw(shapes()), draw(biases()), draw(contents()))
@@ -109,23 +139,81 @@ def calls_with_cells(draw) -> Case:
     return build(shape, draw(biases_between_cells(shape)), draw(contents()))
 
 
-def build(shape: dict, bias: dict | None, content: dict) -> Case:
-    """One call of `kernel_attention` with everything that its gradient needs: also what a failing case has printed."""
+@st.composite
+def calls_with_key_mask(draw) -> Case:
+    """The same, or one with a bias between cells, with keys that nobody attends to."""
+    shape = draw(shapes())
+    between = not shape['causal'] and draw(st.booleans())
+    bias = draw(biases_between_cells(shape) if between else biases())
+    return build(shape, bias, draw(contents()), draw(key_masks()))
+
+
+@st.composite
+def cross_calls(draw) -> Case:
+    """Queries of one sequence and keys of another, masked or not."""
+    shape = draw(shapes().filter(lambda shape: not shape['causal'] and shape['grid'] is None))
+    shape['keys'] = draw(st.integers(1, 200).filter(lambda keys: keys != shape['n']))
+    return build(shape, None, draw(contents()), draw(st.one_of(st.none(), key_masks())))
+
+
+@st.composite
+def prefixed_calls(draw) -> Case:
+    """Tokens before a grid or a sequence, with any bias there."""
+    shape = draw(shapes().filter(lambda shape: not shape['causal']))
+    bias = draw(st.one_of(biases(), biases_between_cells(shape)))
+    return build(shape, bias, draw(contents()), prefix=draw(prefix_biases()))
+
+
+def build(shape: dict, bias: dict | None, content: dict, mask: dict | None = None, prefix: dict | None = None) -> Case:
+    """One call with everything that its gradient needs: also what a failing case has printed."""
     g = torch.Generator().manual_seed(shape['seed'])
-    dtype, lead = shape['dtype'], (shape['batch'], shape['heads'], shape['n'])
-    phi_q, phi_k = (_features(g, (*lead, shape['m']), content['features']) for _ in range(2))
+    dtype, p = shape['dtype'], prefix['count'] if prefix else 0
+    lead = (shape['batch'], shape['heads'], shape['n'] + p)
+    of_keys = (*lead[:2], shape['keys']) if 'keys' in shape else lead
+    phi_q, phi_k = (_features(g, (*x, shape['m']), content['features']) for x in (lead, of_keys))
     scale = torch.rand(*lead, 1, generator=g, dtype=torch.float64) > 0.5  # some rows, so that others stand beside them
     phi_q = torch.where(scale, phi_q * content['query_scale'], phi_q)
     phi_k = _mask(g, phi_k * content['key_scale'], content['mask'])
-    v = _values(g, (*lead, shape['d']), content['values'])
+    v = _values(g, (*of_keys, shape['d']), content['values'])
     cotangent = _normal(g, *lead, shape['d'])
     table, far = (None, None) if bias is None else _bias(g, bias, shape)
+    key_mask = None if mask is None else _key_mask(g, (of_keys[0], of_keys[2]), mask)
+    if key_mask is not None and mask is not None:
+        phi_k, v = (_fill(x, key_mask, mask['held']) for x in (phi_k, v))
     tensors = [_layout(x.to(dtype), content['layout']) for x in (phi_q, phi_k, v)]
     tables = [None if x is None else x.to(dtype) for x in (table, far)]
-    choices = {'shape': shape, 'bias': bias, 'content': content}
+    choices = {'shape': shape, 'bias': bias, 'content': content, 'mask': mask, 'prefix': prefix}
     cells = bias.get('cells') if bias else None
     cells = cells if cells is None or shape['grid'] else cells[0]
-    return Case(choices, *tensors, *tables, cotangent.to(dtype), shape['grid'], shape['causal'], cells)
+    options = cotangent.to(dtype), shape['grid'], shape['causal'], cells, key_mask
+    return Case(choices, *tensors, *tables, *options, _prefix(g, prefix, shape) if prefix else None)
+
+
+def _prefix(g, prefix, shape):
+    p, heads = prefix['count'], shape['heads']
+    shapes = (heads, p), (heads, p), (heads, p, p)
+    sized = (2 * torch.rand(*s, generator=g, dtype=torch.float64) - 1 for s in shapes)
+    return PrefixBias(*((prefix['size'] * x + prefix['offset']).to(shape['dtype']) for x in sized))
+
+
+def _key_mask(g, shape, mask):
+    batch, keys = shape
+    half = keys // 2 + 1
+    seen = torch.rand(batch, keys, generator=g) < (0.1 if mask['kind'] == 'most' else 0.6)
+    if mask['kind'] in ('first', 'last'):
+        seen = (torch.arange(keys) >= half).expand(batch, keys) == (mask['kind'] == 'first')
+    elif mask['kind'] == 'one':  # one key is left
+        seen = torch.arange(keys) == torch.randint(keys, (batch, 1), generator=g)
+    elif mask['kind'] in ('all', 'none', 'item'):
+        seen = torch.full((batch, keys), mask['kind'] != 'none')
+        seen[0] = mask['kind'] == 'all'
+    return _layout(seen[:, :, None, None], mask['layout'])[:, :, 0, 0]
+
+
+def _fill(x, key_mask, held):
+    if held == 'same':
+        return x
+    return x.masked_fill(~key_mask[:, None, :, None], {'nan': torch.nan, 'inf': torch.inf, 'large': 1e30}[held])
 
 
 def _normal(g, *shape):
@@ -203,7 +291,7 @@ def _layout(x, kind):
     if kind == 'features_first':
         return x.transpose(2, 3).contiguous().transpose(2, 3)
     if kind == 'sliced':
-        wide = torch.full((*x.shape[:2], 2 * x.shape[2] + 1, x.shape[3] + 3), float('nan'), dtype=x.dtype)
+        wide = torch.full((*x.shape[:2], 2 * x.shape[2] + 1, x.shape[3] + 3), float('nan')).to(x.dtype)
         view = wide[:, :, 1::2, 1:-2]
         return view.copy_(x)
     return x

@@ -13,12 +13,12 @@ import torch
 from hypothesis import event, given, note
 from hypothesis import strategies as st
 
-from nprf_vit.ops import kernel_attention
+from nprf_vit.ops import DecodeState, kernel_attention, prefix_attention
 from nprf_vit.ops.backends.flex import flex_attention
 
 from . import oracle
 from .budget import fuzz
-from .cases import Case, calls, calls_with_cells
+from .cases import Case, calls, calls_with_cells, calls_with_key_mask, cross_calls, prefixed_calls
 
 BACKENDS = ['auto', 'direct', 'fft', 'linear', 'window', 'step', 'flex']
 FORWARD = {torch.float32: 1e-3, torch.float64: 1e-8}
@@ -33,27 +33,34 @@ STEPS = 70
 
 
 def serves(backend: str, case: Case) -> bool:
-    n = case.v.shape[2]
+    n, by_offset = case.v.shape[2], case.cells is None
     return {
-        'fft': case.bias is not None,
+        'fft': case.bias is not None and by_offset,
         'linear': case.bias is None,
         'window': case.far is not None,
         'step': case.causal and n <= STEPS,
-        'flex': n <= 300,
+        'flex': n <= 300 and by_offset,
+        'cells': case.cells is not None,
     }.get(backend, True)
 
 
 def run(backend: str, case: Case, **tensors):
     arguments = case.tensors() | tensors
-    if backend != 'flex':
-        options = {'grid_size': case.grid_size, 'causal': case.causal, 'cells': case.cells, 'backend': backend}
-        return kernel_attention(**arguments, **options)
-    return _flex(arguments, case)
+    options = {'grid_size': case.grid_size, 'cells': case.cells, 'backend': backend}
+    if case.prefix is not None:
+        prefix = case.prefix._replace(**{name: arguments.pop(name) for name in case.prefix._fields})
+        return prefix_attention(**arguments, prefix=prefix, **options)
+    if backend == 'state':
+        state = DecodeState.of_keys(arguments['phi_k'], arguments['v'], case.key_mask)
+        return torch.stack([state.query(q) for q in arguments['phi_q'].unbind(2)], dim=2)
+    if backend == 'flex':
+        return _flex(arguments | {name: case.visible(name) for name in ('phi_k', 'v')}, case)
+    return kernel_attention(**arguments, causal=case.causal, key_mask=case.key_mask, **options)
 
 
 def _flex(arguments, case):
     """FlexAttention without compilation: its public door wants a GPU."""
-    height, width = case.grid_size or (1, case.v.shape[2])
+    height, width = case.grid_size or (1, case.phi_q.shape[2])
     bias, far = arguments.get('bias'), arguments.get('far')
     if far is not None:
         table = oracle.Table.build(tuple(bias.shape[1:]), case.v.shape[2], case.grid_size)
@@ -78,12 +85,15 @@ def exact(case: Case) -> oracle.Result:
     arrays = {name: x.detach().double().numpy() for name, x in case.tensors().items()}
     arrays = {'bias': None, 'far': None} | arrays
     options = {'grid_size': case.grid_size, 'causal': case.causal, 'cells': case.cells}
+    options['key_mask'] = None if case.key_mask is None else case.key_mask.numpy()
     return oracle.attention(**arrays, **options, g=case.cotangent.double().numpy())
 
 
 def tolerance(backend: str, case: Case) -> float:
     dtype = case.v.dtype
-    if backend == 'flex' and not case.phi_k.any(-1).all():  # a zero key may hold the largest bias, from which all count
+    if (
+        backend == 'flex' and not case.visible('phi_k').any(-1).all()
+    ):  # a zero key may hold the largest bias, from which all count
         return FORWARD[dtype] + _spread(case) * torch.finfo(dtype).eps
     return PLAIN_SUM if backend in ('direct', 'linear', 'step') and dtype == torch.float32 else FORWARD[dtype]
 
@@ -91,7 +101,7 @@ def tolerance(backend: str, case: Case) -> float:
 def check_output(z, case, expected, backend, rows=None):
     """Every element of the rows (B, K, N) given, or of all."""
     z = z.detach().double().numpy()
-    largest = abs(case.v.double().numpy()).max((-2, -1), keepdims=True)
+    largest = abs(case.visible('v').double().numpy()).max((-2, -1), keepdims=True)
     allowed = tolerance(backend, case) * expected.scales['z'] + _range(case) * largest
     error = abs(z - expected.values['z'])
     rows = np.ones(z.shape[:3], dtype=bool) if rows is None else rows
@@ -104,7 +114,7 @@ def check_output(z, case, expected, backend, rows=None):
 
 def _range(case):
     """(B, K, N, 1) part of the largest value that may vanish in a row."""
-    q, k = (x.detach().double().numpy() for x in (case.phi_q, case.phi_k))
+    q, k = (x.detach().double().numpy() for x in (case.phi_q, case.visible('phi_k')))
     size = q.max(-1, keepdims=True) * k.max((-2, -1), keepdims=True)
     return np.minimum(RANGE[case.v.dtype] / size.clip(1e-300, 1), SMALL_ROWS)
 
@@ -116,8 +126,9 @@ def check_gradients(grads, case, expected, backend, heads=None):
     for name, g in grads.items():
         g, value, scale = g.double().numpy(), expected.values[name], expected.scales[name]
         seen = scale < 1 / RANGE[dtype]
-        if name == 'phi_k' and _spread(case) > 80:  # what a zero key would count for is bounded there
-            zero = ~case.phi_k.detach().numpy().any(-1, keepdims=True)
+        # what a zero key would count for is bounded there, and on a grid of them alone nothing
+        if name == 'phi_k' and (_spread(case) > 80 or case.prefix is not None):
+            zero = ~case.visible('phi_k').numpy().any(-1, keepdims=True)
             assert np.isfinite(g[np.broadcast_to(zero & heads[..., None, None], g.shape)]).all(), case
             seen = seen & ~zero
         weight = 1.0
@@ -125,7 +136,7 @@ def check_gradients(grads, case, expected, backend, heads=None):
         if name == 'phi_q':  # a factor per query cancels in the output and divides the gradient
             weight = abs(case.phi_q.detach().double().numpy()).max(-1, keepdims=True)
             # what vanished from an output is missing here too
-            sizes = (abs(x.detach().double().numpy()).sum((-2, -1)) for x in (case.v, case.cotangent))
+            sizes = (abs(x.double().numpy()).sum((-2, -1)) for x in (case.visible('v'), case.cotangent))
             vanished = _range(case).max((-2, -1)) * np.prod(list(sizes), axis=0)
         error, scale = (np.where(seen, x * weight, 0) for x in (abs(g - value), scale))
         axes = (-2, -1) if name in ('phi_q', 'phi_k', 'v') else tuple(range(1, g.ndim))
@@ -141,7 +152,7 @@ def check_gradients(grads, case, expected, backend, heads=None):
 
 def _spread(case: Case) -> float:
     """Largest difference of two biases."""
-    tables = [x.detach() for x in (case.bias, case.far) if x is not None]
+    tables = [x.detach() for x in (case.bias, case.far, *(case.prefix or ())) if x is not None]
     return 0.0 if not tables else (max(x.max() for x in tables) - min(x.min() for x in tables)).item()
 
 
@@ -152,6 +163,14 @@ def gradients(backend, case):
     return {name: torch.zeros_like(x) if g is None else g for (name, x), g in zip(leaves.items(), grads)}
 
 
+def check_all(backend, case):
+    note(str(case))
+    expected = exact(case)
+    check_output(run(backend, case), case, expected, backend)
+    if backend not in ('step', 'flex', 'state'):
+        check_gradients(gradients(backend, case), case, expected, backend)
+
+
 @pytest.mark.parametrize('backend', BACKENDS)
 @pytest.mark.filterwarnings('ignore:flex_attention called without torch.compile')
 @given(case=calls())
@@ -160,21 +179,41 @@ def test_output_and_gradients(backend, case):
     if not serves(backend, case):
         event(f'{backend} does not serve this')
         return
-    note(str(case))
-    expected = exact(case)
-    check_output(run(backend, case), case, expected, backend)
-    if backend not in ('step', 'flex'):
-        check_gradients(gradients(backend, case), case, expected, backend)
+    check_all(backend, case)
 
 
 @pytest.mark.parametrize('backend', ['auto', 'direct', 'cells'])
 @given(case=calls_with_cells())
 @fuzz(25)
 def test_output_and_gradients_with_cells(backend, case):
-    note(str(case))
-    expected = exact(case)
-    check_output(run(backend, case), case, expected, backend)
-    check_gradients(gradients(backend, case), case, expected, backend)
+    check_all(backend, case)
+
+
+@pytest.mark.parametrize('backend', [*BACKENDS, 'cells'])
+@pytest.mark.filterwarnings('ignore:flex_attention called without torch.compile')
+@given(case=calls_with_key_mask())
+@fuzz(25)
+def test_masked_keys(backend, case):
+    """They reach nothing, whatever they hold, and their own gradients are zero."""
+    if serves(backend, case):
+        check_all(backend, case)
+
+
+@pytest.mark.parametrize('backend', ['auto', 'direct', 'linear', 'flex', 'state'])
+@pytest.mark.filterwarnings('ignore:flex_attention called without torch.compile')
+@given(case=cross_calls())
+@fuzz(25)
+def test_cross_attention(backend, case):
+    if serves(backend, case):
+        check_all(backend, case)
+
+
+@pytest.mark.parametrize('backend', ['auto', 'direct', 'fft', 'linear', 'window', 'cells'])
+@given(case=prefixed_calls())
+@fuzz(25)
+def test_prefix_tokens(backend, case):
+    if serves(backend, case):
+        check_all(backend, case)
 
 
 @pytest.mark.parametrize('backend', BACKENDS)

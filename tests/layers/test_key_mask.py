@@ -81,7 +81,7 @@ def test_forms_of_a_mask():
     for same in (mask.view(2, 2, 3), mask[:, None, None]):
         assert torch.equal(attn(x, bias, key_mask=same), expected)
         assert torch.equal(attn(x, bias, attn_mask=same), expected)
-    assert as_key_mask(torch.ones(3, 1, 1, dtype=torch.bool), (3, 1)).shape == (3, 1)
+    assert as_key_mask(torch.ones(3, 1, 1, dtype=torch.bool), (3, 1), torch.device('cpu')).shape == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,9 @@ def test_other_checkpoints(extend, image, caplog):
     one, before = prefixed(rel_pos_extend=extend), len(caplog.records)
     given = one.state_dict()
     three.load_state_dict(given)
-    assert 'resized blocks.*.attn.rel_pos_bias.token_to_prefix (1 to 3 prefix tokens)' in caplog.text
+    assert (
+        'resized blocks.*.attn.rel_pos_bias.token_to_prefix (1 to 3 prefix tokens, 1 of them the same)' in caplog.text
+    )
     assert len(caplog.records) == before + 1
     for block in three.blocks:
         bias = block.attn.rel_pos_bias
@@ -160,6 +162,39 @@ def test_register_tokens_keep_theirs_without_the_class_token(caplog):
     registers.load_state_dict(given)
     assert torch.equal(registers.rel_pos_bias.token_to_prefix, given['rel_pos_bias.token_to_prefix'][:, 1:])
     assert torch.equal(registers.rel_pos_bias.prefix_to_prefix, given['rel_pos_bias.prefix_to_prefix'][:, 1:, 1:])
+
+
+def test_a_class_token_does_not_take_the_biases_of_a_register(caplog):
+    """As many tokens, of another kind: nothing but the grid's is the same."""
+    one, register = prefixed(pos_embed='learn'), prefixed('register', reg_tokens=1, pos_embed='learn')
+    own, given = one.pos_embed.detach().clone(), register.state_dict()
+    one.load_state_dict(given)
+    assert all((one.state_dict()[name] == 0).all() for name in NEW)
+    assert torch.equal(one.rel_pos_bias.table, register.rel_pos_bias.table)
+    assert torch.equal(one.pos_embed[:, :1], own[:, :1])
+    assert torch.equal(one.pos_embed[:, 1:], register.pos_embed[:, 1:])
+
+
+@pytest.mark.parametrize('rel_pos', ['none', 'shared'])
+def test_position_embeddings_between_models_with_other_tokens(rel_pos, image, caplog):
+    """Patches take theirs along, and of the other tokens those that both have."""
+    options = {'rel_pos': rel_pos, 'pos_embed': 'learn'}
+    plain, one, both = make(**options), prefixed(**options), prefixed('both', **options)
+    for model in (one, both):
+        own = model.pos_embed.detach().clone()
+        prefix = model.num_prefix_tokens
+        model.load_state_dict(plain.state_dict())
+        assert torch.equal(model.pos_embed[:, prefix:], plain.pos_embed)
+        assert torch.equal(model.pos_embed[:, :prefix], own[:, :prefix])
+    one, own = prefixed(**options), both.pos_embed.detach().clone()
+    with torch.no_grad():
+        one.pos_embed.normal_()
+    both.load_state_dict(one.state_dict())
+    assert torch.equal(both.pos_embed, torch.cat([one.pos_embed[:, :1], own[:, 1:3], one.pos_embed[:, 1:]], dim=1))
+    assert "added pos_embed (the model's own of prefix tokens)" in caplog.text
+    plain.load_state_dict(both.state_dict())
+    assert torch.equal(plain.pos_embed, both.pos_embed[:, 3:])
+    assert all(model(image).isfinite().all() for model in (plain, one, both))
 
 
 def test_half_precision_weights(image):

@@ -56,6 +56,18 @@ def test_softmax_reproduces_the_origin(which):
         torch.testing.assert_close(twin.forward_features(image), model.forward_features(image), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(('dim', 'hidden'), [(112, 488), (176, 469)])
+def test_the_width_of_the_mlp_survives_its_ratio(dim, hidden):
+    """hidden/dim·dim is a little below hidden here: rounded down, the twin's MLP lacked a channel."""
+    assert int(dim * (hidden / dim)) < hidden
+    model = origin('beit', embed_dim=dim, mlp_ratio=(hidden + 0.5) / dim)
+    assert model.blocks[0].mlp.fc1.out_features == hidden
+    twin = nprf_vit.convert(model, 'softmax')
+    image = images(model)
+    with torch.no_grad():
+        torch.testing.assert_close(twin(image), model(image), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize('which', MODELS)
 def test_many_features_come_close(which):
     model = origin(which)

@@ -8,6 +8,8 @@ import torch
 from timm.models.naflexvit import create_attention_mask
 from timm.models.vision_transformer import VisionTransformer
 
+from nprf_vit.models.token_mask import pool_tokens
+
 from .small import make
 
 VARIANTS = [
@@ -160,3 +162,23 @@ def test_patch_dropout_has_no_mask(image):
     model = make(rel_pos='none', patch_drop_rate=0.5).train()
     with pytest.raises(ValueError, match='patch_drop_rate'):
         model(image, attn_mask=torch.ones(2, 16, dtype=torch.bool))
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('pool', ['avg', 'avgmax'])
+def test_a_mean_in_half_precision_is_summed_in_float32(pool, dtype):
+    """A sum of 4096 tokens of 20 is beyond float16, their mean is not: as timm's, it is rounded once."""
+    x = 20 + torch.randn(2, 4096, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    everything = torch.ones(2, 4096, dtype=torch.bool)
+    masked, plain = (pool_tokens(x, mask, pool, 0, False, None) for mask in (everything, None))
+    assert masked.dtype == dtype
+    torch.testing.assert_close(masked, plain, rtol=torch.finfo(dtype).eps, atol=0)
+    exact = pool_tokens(x.double(), None, pool, 0, False, None)
+    torch.testing.assert_close(masked.double(), exact, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize('shape', [(1, 4, 4), (1, 16), (1, 1, 1, 16)])
+def test_a_mask_on_another_device_is_refused(shape):
+    mask = torch.ones(shape, dtype=torch.bool, device='meta')
+    with pytest.raises(ValueError, match='mask of tokens is on meta, the tokens on cpu: expected one device'):
+        make()(torch.randn(1, 3, 64, 64), attn_mask=mask)

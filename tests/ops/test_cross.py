@@ -171,5 +171,9 @@ def test_bad_queries_of_a_state():
         state.query(phi_q[:, :, 0])
     with pytest.raises(ValueError, match=r'\(2, 3, 7, 6\).*\(2, 3, 6\)'):
         DecodeState.of_keys(phi_k, v).query(phi_q)
+    with pytest.raises(ValueError, match='phi_k is the numpy.ndarray: expected a torch.Tensor'):
+        DecodeState.of_keys(phi_k.numpy(), v)
+    with pytest.raises(ValueError, match='phi_q is the numpy.ndarray: expected a torch.Tensor'):
+        DecodeState.of_keys(phi_k, v).query(phi_q[:, :, 0].numpy())
     with pytest.raises(ValueError, match=r'v \(2, 3, 5, 4\)'):
         DecodeState.of_keys(phi_k, v[:, :, :5])

@@ -160,6 +160,18 @@ def test_decoding(kind, positive):
     assert (steps[3][0] == 0).all()
 
 
+@pytest.mark.parametrize('positive', [True, False])
+def test_decoding_under_a_peak_above_a_masked_key(positive):
+    """A row that sees the peak at a hidden key alone keeps the others, however far below they lie."""
+    case, mask = case_of('causal', torch.float32), masks(LENGTH)
+    case.phi_q[..., 0] *= 1 if positive else -0.2
+    case = replace(case, bias=case.bias.index_fill(1, torch.tensor(LENGTH - 2), 750.0))
+    exact = case.map(torch.Tensor.double)
+    expected = reference.attention(**exact.arguments(), key_mask=mask).float()
+    actual = op('step', mask, positive=positive)(poisoned(case, mask))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize('kind', ['grid', 'window', 'cells', 'causal', 'none', 'causal_none'])
 @pytest.mark.parametrize('positive', [True, False])
 def test_the_plain_path_off_the_cpu(kind, positive):

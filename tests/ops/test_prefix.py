@@ -177,6 +177,40 @@ def test_zero_features(kind, which, std, dtype):
     check(case)
 
 
+@DTYPES
+@pytest.mark.parametrize('positive', [True, False], ids=['positive', 'signed'])
+def test_a_zero_key_has_no_weight_under_any_bias(positive, dtype):
+    case = make(2, dtype=dtype)
+    case.phi_k[:, :, 0] = 0
+    expected = case.run(positive=positive)
+    case.token_to_prefix[:, 0] += 750
+    case.prefix_to_prefix[:, :, 0] += 750
+    leaves = case.map(lambda t: t.requires_grad_())
+    z = leaves.run(positive=positive)
+    torch.testing.assert_close(z, expected)
+    unseen = replace(case, v=torch.zeros_like(case.v).index_fill_(2, torch.tensor(0), 1e30)).run(positive=positive)
+    assert (unseen == 0).all()
+    z.square().sum().backward()
+    assert all(t.grad.isfinite().all() for t in leaves.tensors().values())
+    assert (leaves.token_to_prefix.grad[:, 0] == 0).all() and (leaves.prefix_to_prefix.grad[:, :, 0] == 0).all()
+
+
+@pytest.mark.parametrize('positive', [True, False], ids=['positive', 'signed'])
+def test_an_item_without_keys(positive):
+    """Neither on the grid nor before it: the output is zero, and the other item has its gradients."""
+    case = make(2)
+    case.phi_k[0] = 0
+    leaves = case.map(lambda t: t.detach().requires_grad_())
+    z = leaves.run(positive=positive)
+    assert (z[0] == 0).all()
+    z.square().sum().backward()
+    alone = case.map(lambda t: (t[1:] if t.dim() == 4 and t.shape[0] == 2 else t).detach().requires_grad_())
+    alone.run(positive=positive).square().sum().backward()
+    for name in ('bias', 'token_to_prefix', 'prefix_to_token', 'prefix_to_prefix'):
+        torch.testing.assert_close(getattr(leaves, name).grad, getattr(alone, name).grad)
+    assert all((x.grad[0] == 0).all() for x in (leaves.phi_q, leaves.v))
+
+
 @pytest.mark.parametrize('kind', ['5x6', 'window', 'cells', 'sequence'])
 @pytest.mark.parametrize('half', [torch.float16, torch.bfloat16])
 def test_half_precision_values(half, kind):
