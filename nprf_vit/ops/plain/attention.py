@@ -14,7 +14,7 @@ from ..backends.interface import Case, Grid
 from ..backends.linear import with_ones
 from ..bias import Bias, PrefixBias
 from ..key_mask import hide_blind_rows, hide_keys
-from ..precision import without_autocast
+from ..precision import without_enabled_autocast
 from . import cells as cell_products
 from . import dense, linear, window
 from .interface import Algorithm, Call, row_top, weight
@@ -61,7 +61,7 @@ def plain_attention(
     """
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     grid = _grid(grid_size, phi_q.shape[2])
-    with without_autocast(v):
+    with without_enabled_autocast(v):
         phi_q, phi_k, values = _prepare(phi_q.to(dtype), phi_k.to(dtype), v.to(dtype), causal, key_mask)
         upright = _upright(bias, far, grid_size, cells, dtype)
         call = Call(phi_q, phi_k, with_ones(values), upright, grid, causal, key_mask)
@@ -90,7 +90,7 @@ def plain_prefix_attention(
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     p = prefix.prefix_to_prefix.shape[-1]
     grid = _grid(grid_size, phi_q.shape[2] - p)
-    with without_autocast(v):
+    with without_enabled_autocast(v):
         of_tokens, of_prefix, among = (x.to(dtype) for x in prefix)
         phi_q, phi_k, values = _prepare(phi_q.to(dtype), phi_k.to(dtype), v.to(dtype), False, key_mask)
         values = with_ones(values)

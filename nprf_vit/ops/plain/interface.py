@@ -56,3 +56,11 @@ def weight(bias: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     """e^{b-t}; of keys that a row does not see, which t does not bound, at most one, to be multiplied by zero."""
     x = bias - top
     return x.masked_fill(x > 0, 0).exp()  # not clamp, which has no gradient where b = t
+
+
+def at_least_two(size: int) -> int:
+    """A size that is a symbol of an exported program, made two where it is one, which such programs take as a constant.
+
+    What is laid out in places may have empty ones.
+    """
+    return torch.sym_max(size, 2) if isinstance(size, torch.SymInt) else size

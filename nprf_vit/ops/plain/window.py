@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ..backends.interface import Case, Grid
-from .interface import Algorithm, Call, Scaled, row_top, weight
+from .interface import Algorithm, Call, Scaled, at_least_two, row_top, weight
 
 _LEAST, _LEAST_OF_SEQUENCE = 4, 64  # tokens along a tile: below this its products are too small to be worth a launch
 
@@ -39,7 +39,7 @@ class _Plan(NamedTuple):
     @property
     def tiles(self) -> Grid:
         (height, width), (ty, tx) = self.grid, self.tile
-        return (height + ty - 1) // ty, (width + tx - 1) // tx
+        return at_least_two((height + ty - 1) // ty), at_least_two((width + tx - 1) // tx)
 
     @property
     def rows(self) -> range:
@@ -60,10 +60,11 @@ class _Plan(NamedTuple):
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
         """(B, K, L, s, C) -> (B, K, N, C), the tokens of the grid."""
-        (batch, heads, _, _, channels), (rows, cols), (ty, tx) = x.shape, self.tiles, self.tile
-        x = x.reshape(batch * heads * rows, cols, ty, tx * channels).transpose(1, 2)
-        x = x.reshape(batch * heads, rows * ty, cols * tx, channels)[:, : self.grid[0], : self.grid[1]]
-        return x.reshape(batch, heads, self.grid[0] * self.grid[1], channels)
+        (ty, tx), (row, col) = self.tile, (torch.arange(s, device=x.device) for s in self.grid)
+        tile = (row // ty)[:, None] * self.tiles[1] + col // tx  # H, W
+        place = tile * (ty * tx) + (row % ty)[:, None] * tx + col % tx
+        # picked, not cut to size: a size that is a symbol may be that of whole tiles or not
+        return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3], x.shape[4]).index_select(2, place.flatten())
 
     def own(self, x: torch.Tensor) -> torch.Tensor:
         """(B, K, Ly, Lx, s·C) -> (B, K, L, s, C)."""
