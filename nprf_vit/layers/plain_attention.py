@@ -25,9 +25,10 @@ def checked_plain_attention(
         phi_q, phi_k, v, prefix, causal, key_mask: As theirs.
         options: The arguments that both have: bias, far, grid_size, cells and positive.
     """
-    p = 0 if prefix is None else check_prefix(prefix, phi_q, v)
-    grid = (options[name] for name in ('bias', 'far', 'grid_size'))
-    check_arguments(phi_q[:, :, p:], phi_k[:, :, p:], v[:, :, p:], *grid, causal, options['cells'])
+    if not torch.jit.is_tracing():  # where every comparison of sizes is a warning
+        p = 0 if prefix is None else check_prefix(prefix, phi_q, v)
+        grid = (options[name] for name in ('bias', 'far', 'grid_size'))
+        check_arguments(phi_q[:, :, p:], phi_k[:, :, p:], v[:, :, p:], *grid, causal, options['cells'])
     if prefix is None:
         return plain_attention(phi_q, phi_k, v, causal=causal, key_mask=key_mask, **options)
     return plain_prefix_attention(phi_q, phi_k, v, prefix, key_mask=key_mask, **options)
