@@ -11,8 +11,8 @@ class set_exportable:  # noqa: N801  a function to its users, as timm's
     """Let every `KernelAttention` in a model run in plain PyTorch operators, or by this package's ops again.
 
     Plain operators are what `torch.export`, AOTInductor, `torch.jit.trace`, ONNX and other converters write into files
-    that can be loaded without this package. Exact, and differentiable as often as asked; on the CPU and for training
-    the ops are faster and take less memory. As a context manager it restores what was before.
+    that can be loaded without this package. Exact, and differentiable as often as asked. For training the ops are the
+    better choice: autograd keeps what plain operators compute. As a context manager it restores what was before.
 
     Args:
         model: Any module with `KernelAttention` layers.

@@ -27,8 +27,9 @@ def checked_plain_attention(
     """
     if not torch.jit.is_tracing():  # where every comparison of sizes is a warning
         p = 0 if prefix is None else check_prefix(prefix, phi_q, v)
-        grid = (options[name] for name in ('bias', 'far', 'grid_size'))
-        check_arguments(phi_q[:, :, p:], phi_k[:, :, p:], v[:, :, p:], *grid, causal, options['cells'])
+        bias, far, grid_size, cells = (options[name] for name in ('bias', 'far', 'grid_size', 'cells'))
+        on_grid = phi_q[:, :, p:], phi_k[:, :, p:], v[:, :, p:]
+        check_arguments(*on_grid, bias, far, grid_size, causal, cells)
     if prefix is None:
         return plain_attention(phi_q, phi_k, v, causal=causal, key_mask=key_mask, **options)
     return plain_prefix_attention(phi_q, phi_k, v, prefix, key_mask=key_mask, **options)

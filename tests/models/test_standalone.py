@@ -231,6 +231,18 @@ def test_trace_and_onnx_alone(kwargs, tmp_path):
     assert_alone(tmp_path, model, 'ts', 'onnx', sizes=((64, 64),) * 3)
 
 
+@pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning')
+@pytest.mark.parametrize('kwargs', [{}, NONE, EXTEND, CELLS], ids=name)
+def test_a_trace_refuses_another_size(kwargs, image):
+    model = make(**kwargs)
+    model.set_exportable()
+    traced = torch.jit.trace(model, image)
+    torch.testing.assert_close(traced(image[:1]), model(image[:1]), **TOLERANCE)
+    for size in ((64, 80), (48, 48), (128, 64)):
+        with pytest.raises(RuntimeError):
+            traced(torch.randn(2, 3, *size))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('kwargs', [NONE, EXTEND, CELLS, {**CLASS, **EXTEND}], ids=name)
 def test_onnx_alone_with_dynamic_height_and_width(kwargs, tmp_path):

@@ -67,8 +67,8 @@ def _places(grid: Grid, cells: Grid, device: torch.device) -> _Places:
     filled = filled_y[:, None, :, None] & filled_x[None, :, None, :]
     cell = cell_y[:, None] * cells[1] + cell_x  # H, W
     place = (cell * ty + rest_y[:, None]) * tx + rest_x
-    flat = (x.flatten() for x in (token, filled, place, cell))
-    return _Places(*flat, cells[0] * cells[1], ty * tx)
+    sizes = cells[0] * cells[1], ty * tx
+    return _Places(token.flatten(), filled.flatten(), place.flatten(), cell.flatten(), *sizes)
 
 
 def _axis(size: int, count: int, device: torch.device) -> tuple[torch.Tensor, ...]:
