@@ -15,7 +15,7 @@ import torch
 from ..backends.interface import Case, Grid
 from ..cell_grid import cell_of
 from ..offsets import expand_table
-from .interface import Algorithm, Call, Scaled, at_least_two, row_top, weight
+from .interface import Algorithm, Call, Scaled, parts, row_top, weight
 
 
 class _Places(NamedTuple):
@@ -74,7 +74,7 @@ def _places(grid: Grid, cells: Grid, device: torch.device) -> _Places:
 def _axis(size: int, count: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Tokens (h, ty) in the places of an axis, whether they are any; cells (H,) of the tokens and places in them."""
     first = (2 * torch.arange(count + 1, device=device) * size + count - 1) // (2 * count)  # of each cell
-    token = first[:-1, None] + torch.arange(at_least_two((size + count - 1) // count), device=device)
+    token = first[:-1, None] + torch.arange(parts(size, count), device=device)
     cell = cell_of(size, count, device)
     rest = torch.arange(size, device=device) - first.index_select(0, cell)
     return token.clamp(max=size - 1), token < first[1:, None], cell, rest

@@ -58,9 +58,11 @@ def weight(bias: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     return x.masked_fill(x > 0, 0).exp()  # not clamp, which has no gradient where b = t
 
 
-def at_least_two(size: int) -> int:
-    """A size that is a symbol of an exported program, made two where it is one, which such programs take as a constant.
+def parts(size: int, length: int) -> int:
+    """How many parts of a length hold a size, ⌈size/length⌉; an even number where that is a symbol.
 
-    What is laid out in places may have empty ones.
+    Exported programs take a size of one as a constant, and a symbol may turn out to be one; twice something is not.
     """
-    return torch.sym_max(size, 2) if isinstance(size, torch.SymInt) else size
+    if isinstance(size, torch.SymInt) or isinstance(length, torch.SymInt):
+        return 2 * ((size + 2 * length - 1) // (2 * length))
+    return -(-size // length)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from ..backends.interface import Case, Grid
-from .interface import Algorithm, Call, Scaled, at_least_two, row_top, weight
+from .interface import Algorithm, Call, Scaled, parts, row_top, weight
 
 _LEAST, _LEAST_OF_SEQUENCE = 4, 64  # tokens along a tile: below this its products are too small to be worth a launch
 
@@ -39,7 +39,7 @@ class _Plan(NamedTuple):
     @property
     def tiles(self) -> Grid:
         (height, width), (ty, tx) = self.grid, self.tile
-        return at_least_two((height + ty - 1) // ty), at_least_two((width + tx - 1) // tx)
+        return parts(height, ty), parts(width, tx)
 
     @property
     def rows(self) -> range:
