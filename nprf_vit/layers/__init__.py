@@ -3,6 +3,7 @@ from nprf_vit.ops.offsets import expand_table
 from .attention import KernelAttention
 from .attention_checks import KERNELS
 from .block import KernelBlock
+from .exportable import set_exportable
 from .prefix_bias import PrefixRelPosBias
 from .rel_pos import RelPosBias, resize_table
 
@@ -14,4 +15,5 @@ __all__ = [
     'RelPosBias',
     'expand_table',
     'resize_table',
+    'set_exportable',
 ]

@@ -94,10 +94,25 @@ def check_call(
     causal: bool,
     cells: tuple[int, int] | int | None,
 ) -> tuple[Grid, Bias | None]:
-    """The grid, a sequence's as (1, N), and the bias of a call whose arguments fit each other."""
+    """The grid, a sequence's as (1, N), and the bias of a call whose arguments fit each other and have no tangents."""
+    checked = check_arguments(phi_q, phi_k, v, bias, far, grid_size, causal, cells)
+    _check_no_tangent(phi_q, phi_k, v, bias, far)
+    return checked
+
+
+def check_arguments(
+    phi_q: torch.Tensor,
+    phi_k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    far: torch.Tensor | None,
+    grid_size: tuple[int, int] | None,
+    causal: bool,
+    cells: tuple[int, int] | int | None,
+) -> tuple[Grid, Bias | None]:
+    """As `check_call`, for what forward-mode derivatives pass through."""
     check_tensors(phi_q=phi_q, phi_k=phi_k, v=v, bias=bias, far=far)
     _check_shapes(phi_q, phi_k, v)
-    _check_no_tangent(phi_q, phi_k, v, bias, far)
     _check_cross(phi_q, phi_k, bias, grid_size, causal)
     grid = _check_grid(grid_size, phi_q.shape[2], causal)
     between = _check_cells(cells, bias, far, grid_size, grid, causal)
