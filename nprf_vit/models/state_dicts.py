@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from timm.layers import resample_patch_embed
 from torch import nn
 
 from nprf_vit.layers import resize_table
+
+from .input_size import checkpoint_grid_size
 
 _logger = logging.getLogger(__name__)
 
@@ -55,6 +58,23 @@ class _Report:
 
     def __str__(self) -> str:
         return '; '.join(f'{action} {", ".join(names)}' for action, names in self.actions.items())
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Any], model: nn.Module) -> Weights:
+    """A checkpoint as the model can load it: timm's name for what tools call before `load_state_dict`.
+
+    `load_state_dict` does the same by itself, so nothing is lost where nobody calls this.
+
+    Args:
+        state_dict: The weights of a timm or DeiT checkpoint or of this family, as they are or under 'model' or
+            'state_dict'; not changed.
+        model: A KernelVisionTransformer.
+    """
+    for name in ('model', 'state_dict'):
+        state_dict = state_dict.get(name, state_dict)
+    adapted = dict(state_dict)
+    adapt_state_dict(model, adapted)
+    return adapted
 
 
 def adapt_state_dict(model: nn.Module, state_dict: Weights, prefix: str = '') -> None:
@@ -129,7 +149,7 @@ def _adapt_positions(model: nn.Module, adapted: Weights, own: Weights, report: _
         report.add('dropped', 'pos_embed')
         del adapted['pos_embed']
     elif 'pos_embed' in adapted:
-        adapted['pos_embed'] = _fit_pos_embed(model, adapted['pos_embed'], sum(counts.values()), report)
+        adapted['pos_embed'] = _fit_pos_embed(model, adapted, sum(counts.values()), report)
     elif 'pos_embed' in own:
         adapted['pos_embed'] = own['pos_embed']
         report.add('added', 'pos_embed', "the model's own")
@@ -190,7 +210,8 @@ def _fit_prefix_biases(adapted: Weights, own: Weights, counts: dict[str, int], r
         report.add('resized', key, f'{len(places)} to {len(wanted)} prefix tokens')
 
 
-def _fit_pos_embed(model: nn.Module, pos_embed: torch.Tensor, num_prefix: int, report: _Report) -> torch.Tensor:
+def _fit_pos_embed(model: nn.Module, adapted: Weights, num_prefix: int, report: _Report) -> torch.Tensor:
+    pos_embed = adapted['pos_embed']
     grid_size = tuple(model.patch_embed.grid_size)
     own_prefix = 0 if model.no_embed_class else model.num_prefix_tokens
     if pos_embed.shape[1] == grid_size[0] * grid_size[1] + own_prefix and num_prefix == model.num_prefix_tokens:
@@ -201,7 +222,8 @@ def _fit_pos_embed(model: nn.Module, pos_embed: torch.Tensor, num_prefix: int, r
         if count == grid_size[0] * grid_size[1]:
             old_size = grid_size
         else:
-            old_size = (math.isqrt(max(count, 0)),) * 2
+            told = checkpoint_grid_size(model, adapted.get('patch_embed.proj.weight'), count)
+            old_size = told or (math.isqrt(max(count, 0)),) * 2
         if count > 0 and old_size[0] * old_size[1] == count:
             break
     else:
