@@ -40,7 +40,7 @@ def _differentiate(ctx: Any, grad: torch.Tensor | None, _: Any) -> Tensors:
 def _tangents(ctx: Any, *tangents: torch.Tensor | None) -> Tensors:
     problem = problem_of(*ctx.options[:3], *ctx.options[5:])
     *tensors, _, den = ctx.saved_tensors
-    z, _ = tangents_of(lambda *some: plain_sums(*some, problem), tuple(tensors), tangents[:5])
+    z, _ = tangents_of(lambda *some: plain_sums(some, problem), tuple(tensors), tangents[:5])
     return z, torch.zeros_like(den)
 
 
@@ -74,7 +74,7 @@ def _differentiate_backward(ctx: Any, *of_grads: torch.Tensor) -> Tensors:
 def _tangents_backward(ctx: Any, *tangents: torch.Tensor | None) -> Tensors:
     saved = ctx.saved_tensors
     found = tangents_of(
-        lambda *some: plain_gradients(some[:5], *some[5:], ctx.problem),
+        lambda *some: plain_gradients(some[:5], some[5], some[6], ctx.problem),
         saved,
         (*tangents[:5], tangents[7], tangents[16]),
     )

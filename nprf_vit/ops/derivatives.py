@@ -26,18 +26,13 @@ class Problem(NamedTuple):
     cells: tuple[int, int] | None
 
 
-def plain_sums(
-    phi_q: torch.Tensor,
-    phi_k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None,
-    far: torch.Tensor | None,
-    problem: Problem,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention (B, K, N, D) and the logarithms of its denominators (B, K, N), of arguments as the op's.
+def plain_sums(tensors: Tensors, problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention (B, K, N, D) and the logarithms of its denominators (B, K, N), of phi_q, phi_k, v, bias and far.
 
     A query without any weight has the output 0, the logarithm -inf and no derivatives.
     """
+    phi_q, phi_k, v, bias, far = tensors
+    assert phi_q is not None and phi_k is not None and v is not None
     # on the CPU in float64, where others may be far slower: nothing here repeats sums that underflow
     dtype = torch.float64 if v.device.type == 'cpu' else v.dtype
     phi_q, phi_k, values = phi_q.to(dtype), phi_k.to(dtype), v.to(dtype)
@@ -77,7 +72,7 @@ def plain_gradients(
 ) -> Tensors:
     """Gradients of phi_q, phi_k, v, bias and far, None where there is none, given those of output and logarithms."""
     given = [x for x in tensors if x is not None]
-    outputs, pull = torch.func.vjp(lambda *some: plain_sums(*_fill(some, tensors), problem), *given)
+    outputs, pull = torch.func.vjp(lambda *some: plain_sums(_fill(some, tensors), problem), *given)
     none = torch.zeros_like(outputs[1]) if log_den_grad is None else log_den_grad
     return _fill(pull((grad, none)), tensors)
 

@@ -96,7 +96,7 @@ def _tangents(ctx: Any, *tangents: torch.Tensor | None) -> Tensors:
     height, width, _, _, *cells = ctx.options
     problem = problem_of(height, width, False, *cells)
     *tensors, _, den = ctx.saved_tensors
-    z, log_den = tangents_of(lambda *some: plain_sums(*some, problem), tuple(tensors), tangents[:5])
+    z, log_den = tangents_of(lambda *some: plain_sums(some, problem), tuple(tensors), tangents[:5])
     return z, torch.zeros_like(den), log_den
 
 
