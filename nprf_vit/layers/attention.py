@@ -25,6 +25,7 @@ from .key_mask import as_key_mask
 from .prefix_bias import make_rel_pos_bias
 from .rel_pos import check_grid_size, extend_window
 from .softmax_attention import softmax_attention
+from .tracing import keep_whole
 
 KERNELS = (*FEATURE_MAPS, 'softmax')
 
@@ -159,6 +160,7 @@ class KernelAttention(nn.Module):
         if self.w is not None and not self.w.is_meta:
             self.w.copy_(self.draw())
 
+    @keep_whole
     def forward(
         self,
         x: torch.Tensor,

@@ -26,6 +26,10 @@ from .token_mask import hide_pixels, pool_tokens, token_mask
 # timm's tools look for the filter in the module of the model's class
 __all__ = ['KernelVisionTransformer', 'checkpoint_filter_fn']
 
+# torch.fx looks for what to keep whole among the names of the module that calls it
+for _name in ('token_mask', 'hide_pixels', 'pool_tokens'):
+    torch.fx.wrap(_name)
+
 
 @torch.fx.wrap
 @register_notrace_function
