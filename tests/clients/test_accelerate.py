@@ -1,5 +1,6 @@
 """accelerate: two processes over gloo take the step that one process takes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,13 +42,12 @@ accelerator.end_training()
 def test_two_processes(tmp_path):
     script = tmp_path / 'train.py'
     script.write_text(SCRIPT)
-    launch = [sys.executable, '-m', 'accelerate.commands.launch', '--cpu', '--num_processes', '2']
-    launch += ['--num_machines', '1', '--mixed_precision', 'no', '--dynamo_backend', 'no', '--main_process_port', '0']
     root = Path(__file__).parents[2]
-    run = subprocess.run(
-        [*launch, str(script), str(tmp_path / 'weights.pt')], cwd=root, capture_output=True, text=True,
-        env={**__import__('os').environ, 'PYTHONPATH': str(root)},
-    )  # fmt: skip
+    # accelerate's own launcher starts several processes on a CPU by mpirun alone
+    launch = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--standalone']
+    command = [*launch, str(script), str(tmp_path / 'weights.pt')]
+    environment = {**os.environ, 'PYTHONPATH': str(root)}
+    run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     found = torch.load(tmp_path / 'weights.pt')
     model, (x, y) = make().train(), batch(4)
