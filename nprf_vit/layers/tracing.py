@@ -15,7 +15,8 @@ from torch import nn
 @torch.fx.wrap
 def run_whole(module: nn.Module, owner: str, *args: Any, **kwargs: Any) -> Any:
     """`forward` of a module as the class named `owner` defines it: one node of a graph."""
-    return next(c for c in type(module).__mro__ if c.__name__ == owner).forward.__wrapped__(module, *args, **kwargs)
+    forward: Any = next(vars(c)['forward'] for c in type(module).__mro__ if c.__name__ == owner)
+    return forward.__wrapped__(module, *args, **kwargs)
 
 
 def keep_whole(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import custom_op, partial, toeplitz  # noqa: F401  the ops must exist before their formulas, the fused ones too
 from .backends import fft, window
+from .backends.fft_forms import CAUSAL_BLOCK
 from .backends.interface import Case
 from .dispatch import choose
 
@@ -168,7 +169,7 @@ def _fft(case: Case) -> Count:
     channels = case.m * (case.d + 1)
     if case.causal:  # one of half the length per level, and dense blocks
         points = fft.causal_points(case.n)
-        dense = case.n * fft.CAUSAL_BLOCK * (case.m + case.d + 1) // 2
+        dense = case.n * CAUSAL_BLOCK * (case.m + case.d + 1) // 2
     else:
         padded = math.prod(toeplitz.padded_size(*case.grid))
         points, dense = padded * math.log2(max(2, padded)) + 0.6 * padded, 0
@@ -198,7 +199,7 @@ def _case(
 
 def fvcore_handles() -> dict[str, Callable[[list[Any], list[Any]], int]]:
     """For `fvcore.nn.FlopCountAnalysis(model, x).set_op_handle(**fvcore_handles())`: there a multiply-add is one."""
-    formulas = {'attend': attend_flops, 'attend_partial': attend_partial_flops}
+    formulas: dict[str, Callable[..., int]] = {'attend': attend_flops, 'attend_partial': attend_partial_flops}
 
     def handle(formula: Callable[..., int]) -> Callable[[list[Any], list[Any]], int]:
         return lambda inputs, outputs: formula(*(_traced(x) for x in inputs)) // 2

@@ -253,3 +253,13 @@ def test_backends_that_are_none_of_our_products_refuse_by_name(backend, monkeypa
     function, (*others, bias) = as_function(make('grid'), backend)
     with pytest.raises(ValueError, match=f"backend '{backend}' has neither torch.func nor forward-mode derivatives"):
         grad(lambda b: function(*others, b).sum())(bias)
+
+
+def test_second_derivatives_of_the_kernels_are_refused_by_name():
+    fused_qkv = pytest.importorskip('nprf_vit.ops.backends.fused_qkv').fused_qkv
+    with torch.device('meta'):
+        qkv, w = torch.empty(2, 12, 3, 2, 8, requires_grad=True), torch.empty(2, 4, 8)
+        bias = torch.empty(2, 5, 7, requires_grad=True)
+        (first,) = torch.autograd.grad(fused_qkv(qkv, w, bias, None, 3, 4, False)[0].sum(), bias, create_graph=True)
+        with pytest.raises(NotImplementedError, match="backend 'fused' has first derivatives only"):
+            first.square().sum().backward()
