@@ -1,7 +1,7 @@
 """Vision transformers with kernelized attention and a relative position bias. Importing registers them with timm."""
 
 from . import layers, models, ops
-from .layers import KernelAttention, RelPosBias
+from .layers import KernelAttention, RelPosBias, set_exportable
 from .models.conversion import convert
 from .ops import feature_map, kernel_attention
 from .version import __version__
@@ -16,4 +16,5 @@ __all__ = [
     'layers',
     'models',
     'ops',
+    'set_exportable',
 ]

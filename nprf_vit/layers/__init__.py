@@ -2,6 +2,7 @@ from nprf_vit.ops.offsets import expand_table
 
 from .attention import KERNELS, KernelAttention
 from .block import KernelBlock
+from .exportable import set_exportable
 from .prefix_bias import PrefixRelPosBias
 from .rel_pos import RelPosBias, resize_table
 
@@ -13,4 +14,5 @@ __all__ = [
     'RelPosBias',
     'expand_table',
     'resize_table',
+    'set_exportable',
 ]

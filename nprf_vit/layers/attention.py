@@ -8,22 +8,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import register_notrace_module
+from timm.layers import is_exportable, register_notrace_module
 from torch import nn
 
 from nprf_vit.ops import draw_projection, feature_map, kernel_attention
 from nprf_vit.ops.attention import packed_attention, packed_backend
-from nprf_vit.ops.backends.dense import dense_kernel_attention
 from nprf_vit.ops.backends.interface import Whole
 from nprf_vit.ops.bias import AnyBias, Bias, DenseBias, PrefixedBias
 from nprf_vit.ops.dispatch import names
-from nprf_vit.ops.features import FEATURE_MAPS
+from nprf_vit.ops.features import FEATURE_MAPS, plain_feature_map
 from nprf_vit.ops.key_mask import hide_blind_rows, hide_keys
-from nprf_vit.ops.prefix import dense_prefix_attention, prefix_attention
+from nprf_vit.ops.prefix import prefix_attention
 
 from .key_mask import as_key_mask
+from .plain_attention import checked_plain_attention
 from .prefix_bias import make_rel_pos_bias
-from .rel_pos import check_grid_size, extend_window
+from .rel_pos import check_grid_size
 from .softmax_attention import softmax_attention
 from .tracing import keep_whole
 
@@ -79,7 +79,13 @@ class KernelAttention(nn.Module):
         attn_drop: Dropout of the attention weights; 'softmax' only, no other kernel has them at hand.
         proj_drop: Dropout of the output.
         norm_layer: Norm layer for qk_norm and scale_norm.
+
+    Attributes:
+        exportable: Whether attention runs in plain operators, which need no part of this package to be loaded; as
+            `set_exportable` sets it, or timm's `create_model(..., exportable=True)`. docs/export.md.
     """
+
+    exportable = False
 
     def __init__(
         self,
@@ -125,6 +131,7 @@ class KernelAttention(nn.Module):
         self.attn_backend = attn_backend
         self.seed = seed
         self.depth = depth
+        self.exportable = is_exportable()
 
         self.qkv = nn.Linear(dim, 3 * self.attn_dim, bias=qkv_bias, **dd)
         self.q_norm = norm_layer(self.head_dim, **dd) if qk_norm else nn.Identity()
@@ -303,7 +310,8 @@ class KernelAttention(nn.Module):
 
     def _features(self, x: torch.Tensor, role: str, causal: bool, key_mask: torch.Tensor | None = None) -> torch.Tensor:
         x = x if self.normalize else widen(x) * self.head_dim**-0.25
-        return feature_map(x, self.w, self.kernel, role, causal, self.normalize, key_mask)
+        to_features = plain_feature_map if self._is_plain() else feature_map
+        return to_features(x, self.w, self.kernel, role, causal, self.normalize, key_mask)
 
     def _grid_size(self, x: torch.Tensor, given: tuple[int, int] | None = None) -> tuple[int, ...]:
         """(H, W) of a grid, or (N,) of a sequence; a sequence under a 2-D bias of its own is that bias's grid."""
@@ -340,7 +348,7 @@ class KernelAttention(nn.Module):
         ):
             return None
         plain_norms = isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity)
-        if not plain_norms or torch.onnx.is_in_onnx_export():
+        if not plain_norms or self._is_plain():
             return None
         return packed_backend(self.attn_backend, qkv, self.feature_dim, bias, causal)
 
@@ -359,28 +367,27 @@ class KernelAttention(nn.Module):
         if isinstance(bias, PrefixedBias):
             bias, prefix, grid_size = bias
         table, far, cells = bias or (None, None, None)
-        exported = torch.onnx.is_in_onnx_export()
-        if key_mask is not None and (exported or prefix is not None):
-            v = hide_keys(v, key_mask)  # elsewhere `kernel_attention` does it
-        if exported:
-            table = table if far is None else extend_window(table, far, grid_size)
-            if prefix is not None:
-                z = dense_prefix_attention(phi_q, phi_k, v, prefix, table, grid_size, cells)
-            else:
-                z = dense_kernel_attention(phi_q, phi_k, v, table, grid_size, causal, cells)
-            return z if key_mask is None else hide_blind_rows(z, key_mask, causal)
         options: dict[str, Any] = {
             'bias': table,
             'far': far,
             'grid_size': grid_size if len(grid_size) == 2 else None,
-            'backend': self.attn_backend,
             'positive': FEATURE_MAPS[self.kernel].positive,
             'cells': cells if cells is None or len(cells) == 2 else cells[0],
         }
+        if self._is_plain():
+            return checked_plain_attention(phi_q, phi_k, v, prefix, causal, key_mask, options)
         if prefix is None:
-            return kernel_attention(phi_q, phi_k, v, causal=causal, key_mask=key_mask, **options)
-        z = prefix_attention(phi_q, phi_k, v, prefix, **options)  # masked keys have no features, hence no weight
+            options |= {'causal': causal, 'key_mask': key_mask}
+            return kernel_attention(phi_q, phi_k, v, backend=self.attn_backend, **options)
+        if key_mask is not None:
+            v = hide_keys(v, key_mask)  # elsewhere `kernel_attention` does it
+        # masked keys have no features, hence no weight
+        z = prefix_attention(phi_q, phi_k, v, prefix, backend=self.attn_backend, **options)
         return z if key_mask is None else hide_blind_rows(z, key_mask, causal)
+
+    def _is_plain(self) -> bool:
+        """Whether attention runs in plain operators: if asked for, and where ONNX has no name for ours."""
+        return self.exportable or torch.onnx.is_in_onnx_export()
 
     def extra_repr(self) -> str:
         return (

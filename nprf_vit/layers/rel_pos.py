@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import register_notrace_module, trunc_normal_
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.utils import parametrize
 
 from nprf_vit.ops.bias import AnyBias, Bias, DenseBias
@@ -104,6 +105,13 @@ def clip_table(table: torch.Tensor, grid_size: Sequence[int]) -> torch.Tensor:
             shape = [more if i == dim else -1 for i in range(table.ndim)]
             table = torch.cat([first.expand(shape), table, last.expand(shape)], dim)
     return table
+
+
+def _at_most(count: int, size: int) -> int:
+    """min(count, size) of a size that may be a symbol: a number if all that it may be are as many as `count`."""
+    if not isinstance(size, torch.SymInt):
+        return min(count, size)
+    return count if statically_known_true(size >= count) else torch.sym_min(count, size)
 
 
 def border_mean(table: torch.Tensor) -> torch.Tensor:
@@ -242,8 +250,9 @@ class RelPosBias(nn.Module):
         """With 'cells', the bias between at most one cell per token; an ordinary table if there are as many."""
         # symbolic while exporting: compared to nothing, and resized to its own size where that changes no number
         symbolic = any(isinstance(s, torch.SymInt) for s in grid_size)
-        cells = tuple((torch.sym_min if symbolic else min)(*pair) for pair in zip(self.grid_size, grid_size))
-        table = resize_table(self.table, cells) if symbolic or cells != self.grid_size else self.table
+        cells = tuple(_at_most(*pair) for pair in zip(self.grid_size, grid_size))
+        resized = any(isinstance(s, torch.SymInt) for s in cells) or cells != self.grid_size
+        table = resize_table(self.table, cells) if resized else self.table
         return Bias(table) if not symbolic and cells == grid_size else Bias(table, cells=cells)
 
     def _check(self, grid_size: Sequence[int] | None) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from nprf_vit.layers import KernelBlock, RelPosBias
+from nprf_vit.layers import KernelBlock, RelPosBias, set_exportable
 from nprf_vit.layers.attention import check_kernel
 from nprf_vit.layers.prefix_bias import make_rel_pos_bias
 from nprf_vit.layers.rel_pos import check_extend, check_grid_size, check_rel_pos
@@ -206,6 +206,10 @@ class KernelVisionTransformer(VisionTransformer):
         for module in self.bias_modules().values():
             module.set_grid_size(embed.grid_size)
         record_input_size(self, patch_size)
+
+    def set_exportable(self, exportable: bool = True) -> set_exportable:
+        """Attention in plain operators, for exports that stand alone; see `nprf_vit.layers.set_exportable`."""
+        return set_exportable(self, exportable)
 
     def _pos_embed(self, x: torch.Tensor) -> torch.Tensor:
         """Add the absolute embedding and prefix tokens: (B, H, W, C) to the same, or to (B, P+N, C) off the grid."""

@@ -11,7 +11,7 @@ from timm.layers import LayerNorm, calculate_drop_path_rates, register_notrace_f
 from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
 from torch import nn
 
-from nprf_vit.layers import KernelBlock, RelPosBias
+from nprf_vit.layers import KernelBlock, RelPosBias, set_exportable
 from nprf_vit.layers.attention import check_kernel
 from nprf_vit.layers.rel_pos import check_rel_pos
 from nprf_vit.ops.bias import Bias, DenseBias
@@ -156,6 +156,10 @@ class PixelTransformer(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute blocks in the backward pass instead of storing what is inside them."""
         self.grad_checkpointing = enable
+
+    def set_exportable(self, exportable: bool = True) -> set_exportable:
+        """Attention in plain operators, for exports that stand alone; see `nprf_vit.layers.set_exportable`."""
+        return set_exportable(self, exportable)
 
     @torch.jit.ignore
     def get_classifier(self) -> nn.Module:

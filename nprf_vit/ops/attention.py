@@ -51,7 +51,7 @@ def kernel_attention(
     Returns:
         (B, K, N, D) in v's dtype. Sums run in float32, or float64 for float64 features, whatever autocast says.
     """
-    grid, checked = check_call(phi_q, phi_k, v, bias, far, grid_size, causal, cells)
+    grid, checked = check_arguments(phi_q, phi_k, v, bias, far, grid_size, causal, cells)
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     phi_q, phi_k = phi_q.to(dtype), phi_k.to(dtype)
     if key_mask is not None:
@@ -84,7 +84,7 @@ def _attend(
         return differentiable_attend(phi_q, phi_k, v.to(phi_q.dtype), table, far, *options)[0].to(v.dtype)
 
 
-def check_call(
+def check_arguments(
     phi_q: torch.Tensor,
     phi_k: torch.Tensor,
     v: torch.Tensor,

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from .key_mask import check_key_mask, hide_keys, replace_keys
-from .precision import without_autocast
+from .precision import without_autocast, without_enabled_autocast
 
 ROLES = ('query', 'key')
 
@@ -112,6 +113,32 @@ def feature_map(
     Returns:
         (..., K, N, features) in float32, or in float64 for float64 input.
     """
+    return _feature_map(without_autocast, x, w, kind, role, causal, normalize, key_mask)
+
+
+def plain_feature_map(
+    x: torch.Tensor,
+    w: torch.Tensor | None,
+    kind: str = 'prf',
+    role: str = 'key',
+    causal: bool = False,
+    normalize: bool = False,
+    key_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`feature_map` for a graph that is to stand alone: it holds no context of autocast unless that is enabled."""
+    return _feature_map(without_enabled_autocast, x, w, kind, role, causal, normalize, key_mask)
+
+
+def _feature_map(
+    precision: Callable[[torch.Tensor], AbstractContextManager],
+    x: torch.Tensor,
+    w: torch.Tensor | None,
+    kind: str,
+    role: str,
+    causal: bool,
+    normalize: bool,
+    key_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     _check_kind(kind)
     if role not in ROLES:
         raise ValueError(f"role must be 'query' or 'key', got {role!r}")
@@ -121,9 +148,9 @@ def feature_map(
         if role != 'key' or x.dim() != 4:
             raise ValueError(f'key_mask is for keys (B, heads, N, D): got role {role!r} and x {tuple(x.shape)}')
         check_key_mask(key_mask, (x.shape[0], x.shape[2]), x.device)
-        features = feature_map(replace_keys(x, key_mask), w, kind, role, causal, normalize)
+        features = _feature_map(precision, replace_keys(x, key_mask), w, kind, role, causal, normalize)
         return hide_keys(features, key_mask)
-    with without_autocast(x):
+    with precision(x):
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if not FEATURE_MAPS[kind].projects:
             x = F.normalize(x, dim=-1, eps=SHORTEST) if normalize else x

@@ -10,6 +10,12 @@ def without_autocast(x: torch.Tensor) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext() if x.device.type == 'meta' else torch.autocast(x.device.type, enabled=False)
 
 
+def without_enabled_autocast(x: torch.Tensor) -> contextlib.AbstractContextManager:
+    """As `without_autocast`, and no context at all where nothing is to be switched off: an exported graph holds it."""
+    enabled = x.device.type != 'meta' and torch.is_autocast_enabled(x.device.type)
+    return without_autocast(x) if enabled else contextlib.nullcontext()
+
+
 def check_alike(phi_q: torch.Tensor, phi_k: torch.Tensor, v: torch.Tensor) -> None:
     """One device and one floating dtype; only v may be narrower, as autocast leaves it beside float32 features."""
     if not phi_q.device == phi_k.device == v.device:

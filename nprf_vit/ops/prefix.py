@@ -6,15 +6,11 @@ give alone, and the logarithm of its denominator; the parts' weights are a softm
 # B batch, K heads, P prefix tokens, N tokens on an H×W grid, M features, D head dim
 """
 
-from collections.abc import Sequence
-
 import torch
 
-from .attention import check_call
+from .attention import check_arguments
 from .backends.interface import Inputs, Partial
-from .bias import PrefixBias, prefixed_matrix
-from .cell_grid import expand_cells
-from .offsets import expand_table
+from .bias import PrefixBias
 from .partial import partial_attention
 from .precision import without_autocast
 
@@ -46,10 +42,10 @@ def prefix_attention(
     Returns:
         (B, K, P+N, D) in v's dtype.
     """
-    p = _check_prefix(prefix, phi_q, v)
+    p = check_prefix(prefix, phi_q, v)
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     on_grid = phi_q[:, :, p:], phi_k[:, :, p:], v[:, :, p:]
-    grid, checked = check_call(*on_grid, bias, far, grid_size, False, cells)
+    grid, checked = check_arguments(*on_grid, bias, far, grid_size, False, cells)
     phi_q, phi_k, (of_tokens, of_prefix, among) = phi_q.to(dtype), phi_k.to(dtype), (x.to(dtype) for x in prefix)
     with without_autocast(v):
         queries, keys, values = phi_q[:, :, p:], phi_k[:, :, p:], v[:, :, p:]
@@ -59,27 +55,6 @@ def prefix_attention(
         part = _without_bias(phi_q[:, :, :p], keys, values.to(dtype), positive)
         part = part._replace(log_den=part.log_den + of_prefix)
         return torch.cat([_merge(part, phi_q[:, :, :p], prefix_keys, prefix_values, among), z], dim=2).to(v.dtype)
-
-
-def dense_prefix_attention(
-    phi_q: torch.Tensor,
-    phi_k: torch.Tensor,
-    v: torch.Tensor,
-    prefix: PrefixBias,
-    bias: torch.Tensor | None,
-    grid_size: Sequence[int],
-    cells: Sequence[int] | None = None,
-) -> torch.Tensor:
-    """`prefix_attention` in operators that every exporter knows, with all weights stored; see backends/dense.py."""
-    with without_autocast(v):
-        n = phi_q.shape[2] - prefix.prefix_to_prefix.shape[-1]
-        if bias is None:
-            matrix = phi_q.new_zeros(phi_q.shape[1], n, n)
-        else:
-            matrix = expand_table(bias, grid_size) if cells is None else expand_cells(bias, cells, grid_size)
-        matrix = prefixed_matrix(matrix, prefix).to(phi_q.dtype)  # K, P+N, P+N
-        weight = phi_q @ phi_k.transpose(-2, -1) * (matrix - matrix.amax(-1, keepdim=True)).exp()
-        return (weight @ v.to(weight.dtype) / weight.sum(-1, keepdim=True)).to(v.dtype)
 
 
 def _merge(
@@ -103,7 +78,7 @@ def _merge(
     return weights[..., :1] * part.z.to(v.dtype) + weights[..., 1:] @ v
 
 
-def _check_prefix(prefix: PrefixBias, phi_q: torch.Tensor, v: torch.Tensor) -> int:
+def check_prefix(prefix: PrefixBias, phi_q: torch.Tensor, v: torch.Tensor) -> int:
     """The number of prefix tokens, if the biases are of one and fit."""
     heads, tokens = v.shape[1:3] if v.dim() == 4 else (0, 0)
     p = prefix.prefix_to_prefix.shape[-1]
