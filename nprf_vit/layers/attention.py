@@ -27,6 +27,7 @@ from .plain_attention import checked_plain_attention
 from .prefix_bias import make_rel_pos_bias
 from .rel_pos import check_grid_size
 from .softmax_attention import softmax_attention
+from .tracing import keep_whole
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
@@ -157,6 +158,7 @@ class KernelAttention(nn.Module):
         if self.w is not None and not self.w.is_meta:
             self.w.copy_(self.draw())
 
+    @keep_whole
     def forward(
         self,
         x: torch.Tensor,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from nprf_vit.ops.checks import has_values
+
 _HIDDEN = -1e4  # what is added to the score of a key that nobody should see, in half precision
 
 
@@ -35,7 +37,7 @@ def as_key_mask(mask: torch.Tensor | None, shape: Sequence[int], device: torch.d
         raise ValueError(f'a mask of tokens is on {mask.device}, the tokens on {device}: expected one device')
     if mask.dim() == 4 and mask.is_floating_point():
         # added to scores: on a CPU look whether it hides or shifts; a GPU would have to stop for that
-        if mask.device.type == 'cpu' and not torch.compiler.is_compiling() and not _hides(flat).all():
+        if mask.device.type == 'cpu' and has_values(mask) and not _hides(flat).all():
             raise ValueError(f'a mask that is added to scores may be 0 or below {_HIDDEN:g}: {wanted}')
         return flat == 0
     if mask.dtype != torch.bool:

@@ -12,6 +12,7 @@ from torch import nn
 from nprf_vit.ops.bias import AnyBias, Bias, DenseBias, PrefixBias, PrefixedBias, prefixed_matrix
 
 from .rel_pos import RelPosBias
+from .tracing import keep_whole
 
 
 @register_notrace_module
@@ -57,6 +58,7 @@ class PrefixRelPosBias(RelPosBias):
         for x in (self.token_to_prefix, self.prefix_to_token, self.prefix_to_prefix):
             trunc_normal_(x, std=0.02)
 
+    @keep_whole
     def forward(self, grid_size: Sequence[int] | None = None, causal: bool = False) -> AnyBias:
         """The bias on a grid and of the tokens before it; when dense, the matrix (K, P+N, P+N)."""
         bias = super().forward(grid_size, causal)

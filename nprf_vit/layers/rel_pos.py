@@ -18,6 +18,8 @@ from nprf_vit.ops.cell_grid import expand_cells
 from nprf_vit.ops.checks import is_whole
 from nprf_vit.ops.offsets import expand_table, extend_table
 
+from .tracing import keep_whole
+
 EXTEND = ('interpolate', 'extend', 'cells', 'clip')
 REL_POS = ('shared', 'layer', 'none')
 
@@ -196,6 +198,7 @@ class RelPosBias(nn.Module):
             setattr(owner, name, nn.Parameter(resize_table(table, grid_size), requires_grad=table.requires_grad))
             self.grid_size = grid_size
 
+    @keep_whole
     def forward(self, grid_size: Sequence[int] | None = None, causal: bool = False) -> AnyBias:
         """The bias on a grid, the table's own where none is given.
 

@@ -5,7 +5,9 @@ from typing import Any
 import torch
 from timm.models.deit import VisionTransformerDistilled
 
-from .kernel_deit import KernelVisionTransformer
+from .kernel_deit import KernelVisionTransformer, checkpoint_filter_fn
+
+__all__ = ['KernelVisionTransformerDistilled', 'checkpoint_filter_fn']
 
 
 class KernelVisionTransformerDistilled(KernelVisionTransformer, VisionTransformerDistilled):

@@ -19,10 +19,16 @@ from nprf_vit.layers.attention_checks import check_kernel
 from nprf_vit.layers.prefix_bias import make_rel_pos_bias
 from nprf_vit.layers.rel_pos import check_extend, check_grid_size, check_rel_pos
 
-from .state_dicts import adapt_state_dict, resize_pos_embed
+from .input_size import record_input_size
+from .state_dicts import adapt_state_dict, checkpoint_filter_fn, resize_pos_embed
 from .token_mask import hide_pixels, pool_tokens, token_mask
 
-__all__ = ['KernelVisionTransformer']
+# timm's tools look for the filter in the module of the model's class
+__all__ = ['KernelVisionTransformer', 'checkpoint_filter_fn']
+
+# torch.fx looks for what to keep whole among the names of the module that calls it
+for _name in ('token_mask', 'hide_pixels', 'pool_tokens'):
+    torch.fx.wrap(_name)
 
 
 @torch.fx.wrap
@@ -199,6 +205,7 @@ class KernelVisionTransformer(VisionTransformer):
             self.pos_embed = nn.Parameter(pos_embed, requires_grad=self.pos_embed.requires_grad)
         for module in self.bias_modules().values():
             module.set_grid_size(embed.grid_size)
+        record_input_size(self, patch_size)
 
     def set_exportable(self, exportable: bool = True) -> set_exportable:
         """Attention in plain operators, for exports that stand alone; see `nprf_vit.layers.set_exportable`."""

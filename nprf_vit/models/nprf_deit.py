@@ -6,9 +6,9 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
 from .distilled import KernelVisionTransformerDistilled
-from .kernel_deit import KernelVisionTransformer
+from .kernel_deit import KernelVisionTransformer, checkpoint_filter_fn
 
-__all__: list[str] = []  # register_model adds the entry points
+__all__ = ['checkpoint_filter_fn']  # register_model adds the entry points
 
 
 def _cfg(url: str = '', **kwargs: Any) -> dict[str, Any]:

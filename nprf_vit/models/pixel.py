@@ -7,7 +7,7 @@ Byte t is channel t % C of pixel (y, x) with t = (y·W + x)·C + c.
 from typing import Any
 
 import torch
-from timm.layers import LayerNorm, calculate_drop_path_rates, to_2tuple, trunc_normal_
+from timm.layers import LayerNorm, calculate_drop_path_rates, register_notrace_function, to_2tuple, trunc_normal_
 from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
 from torch import nn
 
@@ -180,21 +180,20 @@ class PixelTransformer(nn.Module):
 
     def embed_bytes(self, raster: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Bytes (B, n) from position `first` on to their embeddings (B, n, E), without positions."""
-        channel = torch.arange(first, first + raster.shape[1], device=raster.device) % self.in_chans
-        return self.embed(raster.int() + channel.int() * self.levels)
+        return self.embed(byte_index(raster, first, self.in_chans, self.levels))
 
     def forward_features(self, x: torch.Tensor) -> torch.Tensor:
         """Integer images (B, C, H, W) to normalized tokens (B, N, E); token t has seen the bytes before t."""
-        self._check_images(x)
+        x = check_images(x, (self.in_chans, *self.img_size), self.levels)
         raster = to_raster(x)[:, : self.length]  # B, N
-        x = torch.cat([self.start_token.expand(len(raster), -1, -1), self.embed_bytes(raster[:, :-1])], dim=1)
+        x = torch.cat([self.start_token.expand(raster.shape[0], -1, -1), self.embed_bytes(raster[:, :-1])], dim=1)
         if self.pos_embed is not None:
             x = x + self.pos_embed
         x = self.embed_drop(x)
-        bias = None if self.rel_pos_bias is None else self.rel_pos_bias()
+        bias = None if self.rel_pos_bias is None else self.rel_pos_bias((x.shape[1],))
         if self.masks_bias:
-            future = torch.ones(self.length, self.length, dtype=torch.bool, device=x.device).triu(1)
             assert bias is not None  # shared, and dense
+            future = torch.ones_like(bias.matrix[0], dtype=torch.bool).triu(1)  # N, N
             bias = DenseBias(bias.matrix.masked_fill(future, float('-inf')))
         if self.grad_checkpointing and not torch.jit.is_scripting():
             x = checkpoint_seq([_Biased(block, bias) for block in self.blocks], x)
@@ -207,24 +206,41 @@ class PixelTransformer(nn.Module):
         """Tokens (B, N, E) to logits (B, N, V)."""
         if pre_logits or not self.num_classes:
             return x
-        with without_autocast(x):  # bits are differences of logits, which bfloat16 would round to three digits
-            return self.head(x.to(self.head.weight.dtype))
+        return wide_logits(self.head, x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Integer images (B, C, H, W) to logits (B, N, V); those at t predict byte t from the bytes before it."""
         return self.forward_head(self.forward_features(x))
 
-    def _check_images(self, x: torch.Tensor) -> None:
-        shape = (self.in_chans, *self.img_size)
-        if x.dim() != 4 or tuple(x.shape[1:]) != shape or x.is_floating_point():
-            raise ValueError(
-                f'expected integer images (B, {", ".join(map(str, shape))}), got {x.dtype} {tuple(x.shape)}'
-            )
-        # an index beyond the levels would read the next channel's row; bytes of 256 levels cannot have one
-        if (x.dtype != torch.uint8 or self.levels < 256) and has_values(x):
-            low, high = (int(v) for v in x.aminmax()) if x.numel() else (0, 0)
-            if low < 0 or high >= self.levels:
-                raise ValueError(f'bytes lie in {low}..{high}, the model has levels 0..{self.levels - 1}')
+
+@torch.fx.wrap
+@register_notrace_function
+def check_images(x: torch.Tensor, shape: tuple[int, ...], levels: int) -> torch.Tensor:
+    """Return integer images x (B, C, H, W) of the shape and the levels that the model has, or raise."""
+    if x.dim() != 4 or tuple(x.shape[1:]) != shape or x.is_floating_point():
+        raise ValueError(f'expected integer images (B, {", ".join(map(str, shape))}), got {x.dtype} {tuple(x.shape)}')
+    # an index beyond the levels would read the next channel's row; bytes of 256 levels cannot have one
+    if (x.dtype != torch.uint8 or levels < 256) and has_values(x):
+        low, high = (int(v) for v in x.aminmax()) if x.numel() else (0, 0)
+        if low < 0 or high >= levels:
+            raise ValueError(f'bytes lie in {low}..{high}, the model has levels 0..{levels - 1}')
+    return x
+
+
+@torch.fx.wrap
+@register_notrace_function
+def byte_index(raster: torch.Tensor, first: int, in_chans: int, levels: int) -> torch.Tensor:
+    """Bytes (B, n) from position `first` on as rows of the embedding: a byte means another thing in each channel."""
+    channel = torch.arange(first, first + raster.shape[1], device=raster.device) % in_chans
+    return raster.int() + channel.int() * levels
+
+
+@torch.fx.wrap
+@register_notrace_function
+def wide_logits(head: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The head's output in its own dtype: bits are differences of logits, of which bfloat16 keeps three digits."""
+    with without_autocast(x):
+        return head(x.to(head.weight.dtype))
 
 
 def check_arguments(kernel: str, rel_pos: str, pos_embed: str, levels: int, length: int, total: int) -> None:

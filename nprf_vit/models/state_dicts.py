@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from timm.layers import resample_patch_embed
 from torch import nn
 
 from nprf_vit.layers import resize_table
+
+from .input_size import checkpoint_grid_size
 
 _logger = logging.getLogger(__name__)
 
@@ -56,6 +59,23 @@ class _Report:
 
     def __str__(self) -> str:
         return '; '.join(f'{action} {", ".join(names)}' for action, names in self.actions.items())
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Any], model: nn.Module) -> Weights:
+    """A checkpoint as the model can load it: timm's name for what tools call before `load_state_dict`.
+
+    `load_state_dict` does the same by itself, so nothing is lost where nobody calls this.
+
+    Args:
+        state_dict: The weights of a timm or DeiT checkpoint or of this family, as they are or under 'model' or
+            'state_dict'; not changed.
+        model: A KernelVisionTransformer.
+    """
+    for name in ('model', 'state_dict'):
+        state_dict = state_dict.get(name, state_dict)
+    adapted = dict(state_dict)
+    adapt_state_dict(model, adapted)
+    return adapted
 
 
 def adapt_state_dict(model: nn.Module, state_dict: Weights, prefix: str = '') -> None:
@@ -130,7 +150,7 @@ def _adapt_positions(model: nn.Module, adapted: Weights, own: Weights, report: _
         report.add('dropped', 'pos_embed')
         del adapted['pos_embed']
     elif 'pos_embed' in adapted:
-        adapted['pos_embed'] = _fit_pos_embed(model, adapted['pos_embed'], own['pos_embed'], given, wanted, report)
+        adapted['pos_embed'] = _fit_pos_embed(model, adapted, own['pos_embed'], given, wanted, report)
     elif 'pos_embed' in own:
         adapted['pos_embed'] = own['pos_embed']
         report.add('added', 'pos_embed', "the model's own")
@@ -196,9 +216,10 @@ def _fit_prefix_biases(adapted: Weights, own: Weights, given: Tokens, wanted: To
 
 
 def _fit_pos_embed(
-    model: nn.Module, pos_embed: torch.Tensor, own: torch.Tensor, given: Tokens, wanted: Tokens, report: _Report
+    model: nn.Module, adapted: Weights, own: torch.Tensor, given: Tokens, wanted: Tokens, report: _Report
 ) -> torch.Tensor:
     """An absolute embedding (1, P'+N', C) for other tokens before the grid, and for another grid: (1, P+N, C)."""
+    pos_embed = adapted['pos_embed']
     grid_size, num_prefix = tuple(model.patch_embed.grid_size), len(given)
     embedded = [] if model.no_embed_class else wanted
     if pos_embed.shape[1] == grid_size[0] * grid_size[1] + len(embedded) and given == wanted:
@@ -209,7 +230,8 @@ def _fit_pos_embed(
         if count == grid_size[0] * grid_size[1]:
             old_size = grid_size
         else:
-            old_size = (math.isqrt(max(count, 0)),) * 2
+            told = checkpoint_grid_size(model, adapted.get('patch_embed.proj.weight'), count)
+            old_size = told or (math.isqrt(max(count, 0)),) * 2
         if count > 0 and old_size[0] * old_size[1] == count:
             break
     else:

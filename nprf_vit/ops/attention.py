@@ -4,15 +4,15 @@
 """
 
 import torch
-from torch.autograd.forward_ad import unpack_dual
 
+from .attend_autograd import differentiable_attend
 from .backends.interface import Case, Grid, Inputs, Whole
 from .bias import Bias
 from .checks import check_tensors, is_empty, is_whole
-from .custom_op import attend
 from .dispatch import BACKENDS, preferred, whole
 from .key_mask import check_key_mask, hide_blind_rows, hide_keys
 from .precision import check_alike, without_autocast
+from .transforms import transformed
 
 
 def kernel_attention(
@@ -51,7 +51,7 @@ def kernel_attention(
     Returns:
         (B, K, N, D) in v's dtype. Sums run in float32, or float64 for float64 features, whatever autocast says.
     """
-    grid, checked = check_call(phi_q, phi_k, v, bias, far, grid_size, causal, cells)
+    grid, checked = check_arguments(phi_q, phi_k, v, bias, far, grid_size, causal, cells)
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     phi_q, phi_k = phi_q.to(dtype), phi_k.to(dtype)
     if key_mask is not None:
@@ -73,31 +73,15 @@ def _attend(
 ) -> torch.Tensor:
     """`kernel_attention` of arguments that were checked."""
     case = Case.of(phi_q, v, bias, grid, causal, positive)
-    run = whole(backend, case)
+    table, far, cells = bias or (None, None, None)
+    run = whole(backend, case, transformed(phi_q, phi_k, v, table, far))
     if run is not None and is_empty(phi_q):  # nothing to launch: the op gives empty outputs, and zeros to the bias
         run, backend = None, 'auto'
     with without_autocast(v):
         if run is not None:
             return run.attend(Inputs(phi_q, phi_k, v, bias), case)
-        table, far, cells = bias or (None, None, None)
-        options = *grid, causal, positive, backend, *(cells or ())
-        return attend(phi_q, phi_k, v.to(phi_q.dtype), table, far, *options)[0].to(v.dtype)
-
-
-def check_call(
-    phi_q: torch.Tensor,
-    phi_k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None,
-    far: torch.Tensor | None,
-    grid_size: tuple[int, int] | None,
-    causal: bool,
-    cells: tuple[int, int] | int | None,
-) -> tuple[Grid, Bias | None]:
-    """The grid, a sequence's as (1, N), and the bias of a call whose arguments fit each other and have no tangents."""
-    checked = check_arguments(phi_q, phi_k, v, bias, far, grid_size, causal, cells)
-    _check_no_tangent(phi_q, phi_k, v, bias, far)
-    return checked
+        options = *grid, causal, positive, backend, *(cells or (0, 0))
+        return differentiable_attend(phi_q, phi_k, v.to(phi_q.dtype), table, far, *options)[0].to(v.dtype)
 
 
 def check_arguments(
@@ -110,7 +94,7 @@ def check_arguments(
     causal: bool,
     cells: tuple[int, int] | int | None,
 ) -> tuple[Grid, Bias | None]:
-    """As `check_call`, for what forward-mode derivatives pass through."""
+    """The grid, a sequence's as (1, N), and the bias of a call whose arguments fit each other."""
     check_tensors(phi_q=phi_q, phi_k=phi_k, v=v, bias=bias, far=far)
     _check_shapes(phi_q, phi_k, v)
     _check_cross(phi_q, phi_k, bias, grid_size, causal)
@@ -121,6 +105,8 @@ def check_arguments(
 
 def packed_backend(backend: str, qkv: torch.Tensor, m: int, bias: Bias | None, causal: bool) -> Whole | None:
     """What takes a packed projection qkv (B, N, 3, K, D) with m normalized positive features, if `backend` does."""
+    if transformed(qkv, *(() if bias is None else bias[:2])):
+        return None
     sizes, where = (m, qkv.shape[-1]), {'device': qkv.device.type, 'v_dtype': qkv.dtype}
     # of a grid that they do not fill: else the layer has none
     cells = None if bias is None or bias.cells is None else _as_grid(bias.cells)
@@ -152,7 +138,6 @@ def packed_attention(
     """
     heads = qkv[:, :, 0].transpose(1, 2)  # B, K, N, D
     table, far, _ = bias or (None, None, None)
-    _check_no_tangent(qkv, table, far)
     grid = _check_grid(grid_size, qkv.shape[1], causal)
     checked = _check_bias(heads, table, far, grid_size, grid)
     assert run.attend_packed is not None  # `packed_backend`
@@ -281,11 +266,3 @@ def _check_grid(grid_size: tuple[int, int] | None, n: int, causal: bool) -> Grid
     if height * width != n:
         raise ValueError(f'grid_size {height}x{width} holds {height * width} tokens, phi_q and v have {n}')
     return height, width
-
-
-def _check_no_tangent(*tensors: torch.Tensor | None) -> None:
-    """Forward-mode derivatives of a custom op are zero without a word; say that there are none."""
-    if torch.compiler.is_compiling():
-        return
-    if any(x is not None and unpack_dual(x).tangent is not None for x in tensors):
-        raise ValueError('kernel_attention has no forward-mode derivative: expected tensors without tangents')

@@ -39,5 +39,10 @@ def is_empty(x: torch.Tensor) -> bool:
 
 
 def has_values(x: torch.Tensor) -> bool:
-    """Whether values can be looked at: meta and fake tensors have shapes only, and so has a program being compiled."""
-    return not (torch.compiler.is_compiling() or x.is_meta or is_fake(x))
+    """Whether values can be looked at: meta and fake tensors have shapes only, and so has a program being compiled.
+
+    Inside `vmap` there are several values in the place of one.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return not (x.is_meta or is_fake(x))

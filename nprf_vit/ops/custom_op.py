@@ -232,23 +232,6 @@ def _(
     )
 
 
-def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    tensors, ctx.options = inputs[:5], inputs[5:]
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _differentiate(ctx: Any, grad: torch.Tensor | None, _: Any) -> Tensors:
-    if grad is None:
-        return (None,) * 12
-    bias, far = ctx.needs_input_grad[3:5]
-    *grads, d_bias, d_far = attend_backward(*ctx.saved_tensors, grad, *_with_bias_grad(ctx.options, bias or far))
-    return *grads, d_bias if bias else None, d_far if far else None, *(None,) * 7
-
-
-attend.register_autograd(_differentiate, setup_context=_save)
-
-
 def _forward(tensors: Tensors, options: Options) -> Sums:
     inputs, case = _case(tensors, options)
     algorithm, dtype = product(options[4], case, inputs)

@@ -80,10 +80,22 @@ def named(backend: str, case: Case) -> Backend | None:
     return BACKENDS[backend]
 
 
-def whole(backend: str, case: Case) -> Whole | None:
-    """What runs the call from end to end, or None where it is a product for ops/custom_op.py."""
+def whole(backend: str, case: Case, transformed: bool = False) -> Whole | None:
+    """What runs the call from end to end, or None where it is a product for ops/custom_op.py.
+
+    Inside a transform of `torch.func`, or in forward mode, only products serve.
+    """
     entry = named(backend, case) or preferred(case)
-    return entry.run if entry is not None and isinstance(entry.run, Whole) else None
+    if entry is None or not isinstance(entry.run, Whole):
+        return None
+    if not transformed:
+        return entry.run
+    if backend != 'auto':
+        able = ', '.join(name for name, other in BACKENDS.items() if isinstance(other.run, Product))
+        raise ValueError(
+            f'backend {backend!r} has neither torch.func nor forward-mode derivatives: expected auto or one of {able}'
+        )
+    return None
 
 
 def product(backend: str, case: Case, inputs: Inputs) -> tuple[Product, torch.dtype]:

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from . import custom_op
+from .attend_autograd import differentiable_attend_backward, problem_of
 from .backends import batched
 from .backends.interface import Case, Grid, Inputs, Partial
-from .custom_op import attend_backward
+from .derivatives import plain_sums, tangents_of
 from .dispatch import product, whole
 from .precision import without_autocast
+from .transforms import Fold, Tensors, transformable, transformed
 
 
 @torch.library.custom_op('nprf_vit::attend_partial', mutates_args=())
@@ -69,40 +71,55 @@ def _(
     return z, v.new_empty(v.shape[:-1]), v.new_empty(v.shape[:-1])
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    tensors, (height, width, *ctx.rest) = inputs[:5], inputs[5:]
-    ctx.size = height, width
+# attend_partial: phi_q, phi_k, v, bias, far, height, width, positive, backend, cell_rows, cell_cols
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> Tensors:
+    ctx.options = inputs[5:]
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *output[:2])
+    return *inputs[:5], *output[:2]
 
 
-def _differentiate(
-    ctx: Any, grad: torch.Tensor | None, _: Any, log_den_grad: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: torch.Tensor | None, _: Any, log_den_grad: torch.Tensor | None) -> Tensors:
     if grad is None and log_den_grad is None:
         return (None,) * 11
     saved = ctx.saved_tensors  # once: gradient checkpointing frees what is read
     grad = torch.zeros_like(saved[5]) if grad is None else grad
     bias, far = ctx.needs_input_grad[3:5]
-    positive, backend, *cells = ctx.rest
-    options = *ctx.size, False, positive, backend, bias or far, *cells, log_den_grad
-    *grads, d_bias, d_far = attend_backward(*saved, grad, *options)
+    height, width, positive, backend, *cells = ctx.options
+    options = height, width, False, positive, backend, bias or far, *cells, log_den_grad
+    *grads, d_bias, d_far = differentiable_attend_backward(*saved, grad, *options)
     return *grads, d_bias if bias else None, d_far if far else None, *(None,) * 6
 
 
-attend_partial.register_autograd(_differentiate, setup_context=_save)
+def _tangents(ctx: Any, *tangents: torch.Tensor | None) -> Tensors:
+    height, width, _, _, *cells = ctx.options
+    problem = problem_of(height, width, False, *cells)
+    *tensors, _, den = ctx.saved_tensors
+    z, log_den = tangents_of(lambda *some: plain_sums(some, problem), tuple(tensors), tangents[:5])
+    return z, torch.zeros_like(den), log_den
+
+
+@attend_partial.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+    fold = Fold(info.batch_size, by_heads=args[3] is not None)
+    output = attend_partial(*fold.inputs(args[:5], in_dims[:5]), *args[5:])
+    return tuple(fold.unfold(x) for x in output), (0, 0, 0)
+
+
+differentiable_attend_partial = transformable(attend_partial, _keep, _differentiate, _tangents)
 
 
 def partial_attention(inputs: Inputs, grid: Grid, positive: bool, backend: str) -> Partial:
     """Attention over the keys of `inputs`, with features in float32 or float64, by a backend of `dispatch.names()`."""
     phi_q, phi_k, v, bias = inputs
     case = Case.of(phi_q, v, bias, grid, False, positive)
-    run = whole(backend, case)
+    table, far, cells = bias or (None, None, None)
+    run = whole(backend, case, transformed(phi_q, phi_k, v, table, far))
     if run is not None:
         if run.attend_partial is None:
             raise ValueError(f'backend {backend!r} gives no denominators: expected another one, or auto')
         return run.attend_partial(inputs, case)
-    table, far, cells = bias or (None, None, None)
-    v = v.to(phi_q.dtype)
-    z, den, log_den = attend_partial(phi_q, phi_k, v, table, far, *grid, positive, backend, *(cells or ()))
+    tensors = phi_q, phi_k, v.to(phi_q.dtype), table, far
+    z, den, log_den = differentiable_attend_partial(*tensors, *grid, positive, backend, *(cells or (0, 0)))
     return Partial(z, log_den, None if positive else den.detach().sign())

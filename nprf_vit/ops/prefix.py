@@ -8,7 +8,7 @@ give alone, and the logarithm of its denominator; the parts' weights are a softm
 
 import torch
 
-from .attention import check_call
+from .attention import check_arguments
 from .backends.interface import Inputs, Partial
 from .bias import PrefixBias
 from .partial import partial_attention
@@ -48,7 +48,7 @@ def prefix_attention(
     p = check_prefix(prefix, phi_q, v)
     dtype = torch.promote_types(phi_q.dtype, torch.float32)
     on_grid = phi_q[:, :, p:], phi_k[:, :, p:], v[:, :, p:]
-    grid, checked = check_call(*on_grid, bias, far, grid_size, False, cells)
+    grid, checked = check_arguments(*on_grid, bias, far, grid_size, False, cells)
     phi_q, phi_k, (of_tokens, of_prefix, among) = phi_q.to(dtype), phi_k.to(dtype), (x.to(dtype) for x in prefix)
     with without_autocast(v):
         queries, keys, values = phi_q[:, :, p:], phi_k[:, :, p:], v[:, :, p:]

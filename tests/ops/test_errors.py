@@ -200,9 +200,3 @@ def test_refusal_does_not_depend_on_values():
             kernel_attention(**arguments(bias=bias, backend=backend))
         with pytest.raises(ValueError, match='linear'):
             kernel_attention(**arguments(bias=bias, backend='linear'))
-
-
-def test_forward_mode_is_refused():
-    x = torch.rand(1, 1, 4, 3)
-    with pytest.raises(ValueError, match='forward-mode'):
-        torch.func.jvp(lambda t: kernel_attention(t, x, x), (x,), (x,))

@@ -237,13 +237,17 @@ def fft_point(device: str) -> float:
     return FFT_POINTS.get(device, FFT_POINTS['cuda'])
 
 
+def causal_points(n: int) -> float:
+    """Σ L·log₂ L over the transforms that a channel of a causal sequence goes through."""
+    levels = max(0, math.ceil(math.log2(max(1, n / CAUSAL_BLOCK))))
+    return sum(n * math.log2(2 * CAUSAL_BLOCK << i) for i in range(levels))
+
+
 def _cost(case: Case) -> float | None:
     """M(D+1) channels of a P×Q transform pair; causal, one of half the length per level plus the dense blocks."""
     channels, n, point = case.m * (case.d + 1), case.n, fft_point(case.device)
     if case.causal:
-        levels = max(0, math.ceil(math.log2(max(1, n / CAUSAL_BLOCK))))
-        points = sum(n * math.log2(2 * CAUSAL_BLOCK << i) for i in range(levels))
-        return point * channels * points + n * CAUSAL_BLOCK * (case.m + case.d + 1) * 0.5
+        return point * channels * causal_points(n) + n * CAUSAL_BLOCK * (case.m + case.d + 1) * 0.5
     padded = toeplitz.padded_size(*case.grid)
     points = padded[0] * padded[1]
     return point * channels * points * math.log2(max(2, points))

@@ -15,7 +15,7 @@ import torch
 from ..checks import check_tokens
 from .fused_check import is_trusted
 from .fused_plain import attend_plain, attend_plain_backward
-from .fused_support import precision
+from .fused_support import precision, refuse_second_derivatives
 from .interface import Case, Inputs, Partial
 
 if TYPE_CHECKING:
@@ -255,6 +255,7 @@ def _differentiate(
 
 
 fused.register_autograd(_differentiate, setup_context=_save)
+fused_backward.register_autograd(refuse_second_derivatives)
 
 
 def attend(inputs: Inputs, case: Case) -> torch.Tensor:

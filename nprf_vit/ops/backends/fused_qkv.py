@@ -24,7 +24,7 @@ from .fused import (
 )
 from .fused_check import is_trusted
 from .fused_plain import attend_plain, attend_plain_backward, features_plain, features_plain_backward
-from .fused_support import feature_precision, preferred, why_not
+from .fused_support import feature_precision, preferred, refuse_second_derivatives, why_not
 from .interface import Backend, Case, Whole, by_name_only
 
 
@@ -162,6 +162,7 @@ def _differentiate_qkv(ctx: Any, grad: torch.Tensor | None, *_: Any) -> tuple[to
 
 
 fused_qkv.register_autograd(_differentiate_qkv, setup_context=_save_qkv)
+fused_qkv_backward.register_autograd(refuse_second_derivatives)
 
 
 def attend_packed(qkv: torch.Tensor, w: torch.Tensor, bias: Bias | None, case: Case) -> torch.Tensor:

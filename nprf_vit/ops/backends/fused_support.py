@@ -5,6 +5,7 @@
 
 import importlib.util
 import os
+from typing import Any
 
 import torch
 
@@ -53,3 +54,10 @@ def precision(v_dtype: torch.dtype) -> str:
 def feature_precision() -> str:
     """Exponents keep float32's digits under any setting: TF32's error of 5e-4·‖w‖ would be one of every feature."""
     return 'ieee' if INTERPRETED or torch.version.hip else 'tf32x3'
+
+
+def refuse_second_derivatives(ctx: Any, *grads: Any) -> None:
+    """The backward of a backward: the kernels have none, and what could stand in for them stores N² weights."""
+    raise NotImplementedError(
+        "backend 'fused' has first derivatives only: for others take backend='direct', in a model attn_backend='direct'"
+    )

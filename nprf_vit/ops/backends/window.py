@@ -182,13 +182,17 @@ def _why_not(case: Case) -> str | None:
     return not_between_cells(case) if case.radius is not None else 'the bias has no far constant'
 
 
-def _cost(case: Case) -> float | None:
-    """Blocks of queries against what they see, and the linear term."""
+def keys_seen(case: Case) -> int:
+    """How many keys a block of queries is multiplied with."""
     assert case.radius is not None  # `_why_not`
     y, x = (min(r, s - 1) for r, s in zip(case.radius, case.grid))
     r, s = SEQUENCE_BLOCK if y == 0 else BLOCK
-    keys = (2 * x + r) if y == 0 else (2 * y + r) * (2 * x + s)
-    return case.n * (keys * (case.m + case.d + 1) + 2 * case.m * (case.d + 1))
+    return (2 * x + r) if y == 0 else (2 * y + r) * (2 * x + s)
+
+
+def _cost(case: Case) -> float | None:
+    """Blocks of queries against what they see, and the linear term."""
+    return case.n * (keys_seen(case) * (case.m + case.d + 1) + 2 * case.m * (case.d + 1))
 
 
 def log_scale(inputs: Inputs, grid: Grid, dtype: torch.dtype) -> torch.Tensor:
