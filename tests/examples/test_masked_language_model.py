@@ -166,6 +166,23 @@ def test_wrong_tables_are_refused_in_one_line(content, said, trained, glue):
     assert '\n' not in str(error.value)
 
 
+def test_all_tables_are_looked_at_before_the_first_task(trained, glue, capsys):
+    settings = dataclasses.replace(trained, task='all', glue_dir=str(glue))
+    with changed(glue / 'RTE' / 'dev.tsv', None), pytest.raises(InputError, match='no file .*RTE/dev.tsv'):
+        example.finetune(settings, ONE)
+    assert 'learning rate' not in capsys.readouterr().out
+
+
+def test_the_grid_of_learning_rates(trained, glue, capsys):
+    """The best of the grid counts, and every entry is printed with its metrics; a constant answer scores 0."""
+    settings = dataclasses.replace(trained, task='STS-B', glue_dir=str(glue), learning_rates='1e-3,0', epochs=0.5)
+    best = example.finetune(settings, ONE)['STS-B']
+    lines = [line for line in capsys.readouterr().out.splitlines() if 'learning rate' in line]
+    assert [line.split(': ')[0].split('learning rate ')[1] for line in lines] == ['0.001', '0']
+    found = [[float(part.split()[-1]) for part in line.split(': ')[1].split(',')] for line in lines]
+    assert best == pytest.approx(max(np.mean(pair) for pair in found), abs=1e-3)
+
+
 @pytest.mark.slow
 def test_as_a_command(data, glue, tmp_path):
     """Under torchrun with accumulation, to what one process learns; then all of GLUE."""
