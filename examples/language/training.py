@@ -103,7 +103,7 @@ def build_schedule(settings: Settings, optimizer: torch.optim.Optimizer) -> LRSc
     if settings.decay == 'inverse_sqrt':
         return LRSchedule(InverseSqrtLR(optimizer, settings.warmup_steps, warmup_lr=0.0))
     warmup = {'warmup_t': settings.warmup_steps, 'warmup_lr_init': 0.0, 'warmup_prefix': True}
-    falling = max(1, settings.steps - settings.warmup_steps)
+    falling = max(2, settings.steps - settings.warmup_steps)  # of a single step timm says that nothing will change
     return LRSchedule(PolyLRScheduler(optimizer, t_initial=falling, power=1.0, t_in_epochs=False, **warmup))
 
 
