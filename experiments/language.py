@@ -4,8 +4,8 @@ python -m experiments.language language_model --text DIR           perplexity, t
 python -m experiments.language masked_language_model --text DIR    accuracy on masked tokens
 python -m experiments.language translation --text DIR              BLEU of the paper's four rows
 
-One thread and one process; minutes per run. Rows go to OUTPUT/NAME.csv as runs finish (default: docs/results). What the
-file has is not run again, and a run that was interrupted is continued.
+One thread and one process; minutes per run. Rows go to OUTPUT/NAME.csv as runs finish (default: output/language). What
+the file has is not run again; the rows of the documents are in docs/results.
 """
 
 import argparse
@@ -164,8 +164,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('name', choices=tuple(EXPERIMENTS))
     parser.add_argument('--text', type=Path, required=True, help='folder that prepare_text.py wrote')
-    parser.add_argument('--output', type=Path, default=results.RESULTS, help='folder of the tables (docs/results)')
-    parser.add_argument('--work', type=Path, default=Path('output/language'), help='folder of unfinished runs')
+    parser.add_argument('--output', type=Path, default=Path('output/language'), help='folder of the tables')
+    parser.add_argument('--work', type=Path, default=Path('output/language/runs'), help='folder of unfinished runs')
     parser.add_argument('--seeds', type=int, help='how many, if not as many as in the documents')
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

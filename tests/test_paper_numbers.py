@@ -49,6 +49,7 @@ QUOTATIONS = {
         f"The paper's order is softmax {TOP1[SOFTMAX]}, NPRF with bias {TOP1[NPRF]}, PRF {TOP1[PRF]} (fine-tuned), "
         f'NPRF without bias {TOP1[NORPE]}.',
         f'NPRF with a bias at {BITS["nprf"]} and PRF at {BITS["prf"]} bits/dim on ImageNet32',
+        f'The paper has {PERPLEXITIES} on WikiText-103',
     ],
     'docs/language.md': [
         f'WikiText-103, test perplexity | {PERPLEXITIES} |',
