@@ -4,8 +4,8 @@ python -m experiments.language language_model --text DIR           perplexity, t
 python -m experiments.language masked_language_model --text DIR    accuracy on masked tokens
 python -m experiments.language translation --text DIR              BLEU of the paper's four rows
 
-One thread and one process; minutes per run. Rows go to OUTPUT/NAME.csv as runs finish (default: docs/results). What the
-file has is not run again, and a run that was interrupted is continued.
+One thread and one process; minutes per run. Rows go to OUTPUT/NAME.csv as runs finish (default: output/language). What
+the file has is not run again; the rows of the documents are in docs/results.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import report as results
@@ -35,7 +36,8 @@ class Experiment:
     """An example, the text it learns from, and what is compared."""
 
     text: str  # folder of prepare_text.py
-    variants: dict[str, tuple[str, dict[str, Any]]]  # name: what it is called in the table, what differs from 'small'
+    # name: what it is called in the table, what differs from 'small' (None: nothing is trained)
+    variants: dict[str, tuple[str, dict[str, Any] | None]]
     metrics: dict[str, str]  # column of the file: what it is called in the table
     seeds: int
     digits: int = 1
@@ -79,21 +81,47 @@ EXPERIMENTS = {
             'nprf_bias_fast': ('NPRF with bias ×30', fast(variant='nprf_bias')),
             'softmax': ('softmax', {'variant': 'softmax'}),
             'softmax_bias_fast': ('softmax with bias ×30', fast(variant='softmax_bias')),
+            'no_context': ('the best without a look at other tokens', None),
         },
-        {'test_accuracy': 'accuracy on masked tokens, test', 'valid_accuracy': 'validation'},
+        {
+            'test_accuracy': 'accuracy on masked tokens, test',
+            'valid_accuracy': 'validation',
+            'test_loss': 'test -log p per token',
+        },
         seeds=2,
         digits=2,
     ),
 }
 
 
-def run_one(name: str, changes: dict[str, Any], seed: int, text: Path, work: Path) -> dict[str, float]:
+def run_one(name: str, changes: dict[str, Any], trained: bool, seed: int, text: Path, work: Path) -> dict[str, float]:
     """Train and measure one model; a run in the work folder is continued."""
     example = importlib.import_module(f'examples.language.{name}')
     place = {'seed': seed, 'data_dir': str(text), 'output': str(work), 'device': 'cpu', 'threads': 1}
     settings = dataclasses.replace(example.PRESETS['small'], **{**changes, **place})
     with process_group('cpu', threads=1) as alone:
+        if not trained:
+            work.mkdir(parents=True, exist_ok=True)
+            return no_context(example.MaskedTask(settings, alone), example.MASK)
         return example.train(settings, alone, bool(checkpoints(work)))
+
+
+def no_context(task: Any, mask: int) -> dict[str, float]:
+    """What can be known of a masked token without its neighbours: how frequent each is, and what stands there.
+
+    Half of the chosen tokens that are not masks are kept as they were, the other half are drawn from all.
+    """
+    counts = np.bincount(np.asarray(task.data['train']).ravel(), minlength=task.settings.vocabulary) + 1.0
+    frequency, found = counts / counts.sum(), {}
+    for split in ('valid', 'test'):
+        (inputs, targets), _ = task.batch_of(split, np.arange(len(task.data[split])), 'evaluation')
+        seen, truth = (tokens[targets >= 0].numpy() for tokens in (inputs, targets))
+        hidden = seen == mask
+        right = np.where(hidden, truth == counts.argmax(), truth == seen)
+        p = np.where(hidden, frequency[truth], 0.5 * (truth == seen) + 0.5 * frequency[truth])
+        values = {'loss': -np.log(p).mean(), 'accuracy': 100 * right.mean(), 'tokens': len(truth)}
+        found |= {f'{split}_{name}': float(value) for name, value in values.items()}
+    return found
 
 
 def fill(name: str, text: Path, output: Path, work: Path, seeds: int | None, quick: dict[str, Any]) -> Table:
@@ -102,10 +130,11 @@ def fill(name: str, text: Path, output: Path, work: Path, seeds: int | None, qui
     table = Table(output / f'{name}.csv', ('variant', 'seed'))
     for seed in range(seeds or experiment.seeds):
         for variant, (_, changes) in experiment.variants.items():
-            if table.has(variant=variant, seed=seed):
+            if table.has(variant=variant, seed=seed) or (changes is None and seed):
                 continue
             begin, folder = time.process_time(), work / f'{name}-{variant}-{seed}'
-            found = run_one(name, {**changes, **quick}, seed, text / experiment.text, folder)
+            settings = {**(changes or {}), **quick}
+            found = run_one(name, settings, changes is not None, seed, text / experiment.text, folder)
             measured = {column: f'{value:.6g}' for column, value in found.items()}
             minutes = f'{(time.process_time() - begin) / 60:.2f}'
             table.add({'variant': variant, 'seed': seed, **measured, 'cpu_minutes': minutes})
@@ -135,8 +164,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('name', choices=tuple(EXPERIMENTS))
     parser.add_argument('--text', type=Path, required=True, help='folder that prepare_text.py wrote')
-    parser.add_argument('--output', type=Path, default=results.RESULTS, help='folder of the tables (docs/results)')
-    parser.add_argument('--work', type=Path, default=Path('output/language'), help='folder of unfinished runs')
+    parser.add_argument('--output', type=Path, default=Path('output/language'), help='folder of the tables')
+    parser.add_argument('--work', type=Path, default=Path('output/language/runs'), help='folder of unfinished runs')
     parser.add_argument('--seeds', type=int, help='how many, if not as many as in the documents')
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from nprf_vit.engine.output.paper_results import PAPER, PAPER_BITS, PAPER_OTHER_BITS
+from nprf_vit.engine.output.paper_results import (
+    PAPER,
+    PAPER_BITS,
+    PAPER_BLEU,
+    PAPER_GLUE,
+    PAPER_OTHER_BITS,
+    PAPER_PERPLEXITY,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = re.compile(r'<!-- table \w+ -->.*?<!-- end -->', re.S)
@@ -17,6 +24,11 @@ BITS = {name.split('_')[0]: str(bits) for name, bits in PAPER_BITS.items()}
 OTHERS = [f'{name} {bits}' for name, bits in PAPER_OTHER_BITS.items()]
 NUMBERS = {str(n) for row in PAPER.values() for n in row[:2]}
 NUMBERS |= {str(n) for n in (*PAPER_BITS.values(), *PAPER_OTHER_BITS.values())}
+
+WORDS, BLEU, GLUE = PAPER_PERPLEXITY, PAPER_BLEU, PAPER_GLUE['nprf_bias']
+PERPLEXITIES = (
+    f'NPRF with bias {WORDS["nprf_bias"]}, softmax {WORDS["softmax"]}, TRF {WORDS["trf"]}, linear elu {WORDS["elu"]}'
+)
 
 # by file, each quotation with as many words around it as tell which number it is
 QUOTATIONS = {
@@ -37,7 +49,20 @@ QUOTATIONS = {
         f"The paper's order is softmax {TOP1[SOFTMAX]}, NPRF with bias {TOP1[NPRF]}, PRF {TOP1[PRF]} (fine-tuned), "
         f'NPRF without bias {TOP1[NORPE]}.',
         f'NPRF with a bias at {BITS["nprf"]} and PRF at {BITS["prf"]} bits/dim on ImageNet32',
+        f'The paper has {PERPLEXITIES} on WikiText-103',
     ],
+    'docs/language.md': [
+        f'WikiText-103, test perplexity | {PERPLEXITIES} |',
+        f'standard {BLEU["standard"]}, standard encoder with PRF decoder {BLEU["standard_prf"]}, PRF {BLEU["prf"]}, '
+        f'NPRF with bias {BLEU["nprf_bias"]} |',
+        f'average over GLUE | NPRF with bias {GLUE} |',
+    ],
+    'examples/language/language_model.py': [f'(test perplexity): {PERPLEXITIES}. Not run here.'],
+    'examples/language/translation.py': [
+        f'softmax ("standard") {BLEU["standard"]}, standard encoder with PRF decoder {BLEU["standard_prf"]}, '
+        f'PRF in both {BLEU["prf"]}, NPRF with bias in both {BLEU["nprf_bias"]}. Not run here.'
+    ],
+    'examples/language/masked_language_model.py': [f'NPRF with bias {GLUE}. Not run here.'],
     'docs/pixel.md': [
         f'19.5 M | {BITS["nprf"]} |',
         f'21.0 M | {BITS["prf"]} |',
@@ -67,7 +92,14 @@ QUOTATIONS = {
 
 def files() -> list[str]:
     """Where the paper may be quoted: documents, configs, the package's own code but for the one file."""
-    patterns = ('README.md', 'CONTRIBUTING.md', 'docs/*.md', 'configs/**/*.yaml', 'nprf_vit/**/*.py')
+    patterns = (
+        'README.md',
+        'CONTRIBUTING.md',
+        'docs/*.md',
+        'configs/**/*.yaml',
+        'nprf_vit/**/*.py',
+        'examples/**/*.py',
+    )
     found = {str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern)}
     return sorted(found - {'nprf_vit/engine/output/paper_results.py'})
 

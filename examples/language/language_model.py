@@ -28,7 +28,8 @@ from timm.layers import trunc_normal_
 from torch import nn
 
 from examples.language import training
-from examples.language.training import Batch, InputError, Place, Settings, key, order, read_lines
+from examples.language.settings import InputError, Settings, key
+from examples.language.training import Batch, Place, TextModel, order, part_of, read_lines
 from nprf_vit.layers import KernelBlock, RelPosBias
 from nprf_vit.layers.cached_attention import AttentionStep
 from nprf_vit.ops.precision import without_autocast
@@ -56,18 +57,22 @@ class LanguageSettings(Settings):
     num_heads: int = key(8, 'attention heads')
     mlp_dim: int = key(2048, 'width of the feed-forward layers')
     feature_dim: int = key(64, 'random features per head')
-    dropout: float = key(0.1, 'of embedding, attention output and feed-forward')
+    dropout: float = key(0.1, 'of embedding, attention output and feed-forward', most=0.99)
     length: int = key(512, 'words per sequence')
     batch: int = key(64, 'sequences per update, over all processes')
     cutoffs: str = key('20000,60000', 'ranks of words at which the adaptive softmax changes to a smaller width')
-    context: int = key(0, 'words before each evaluated block that are seen but not counted', free=True)
+    context: int = key(0, 'words before each evaluated block that are seen but not counted', free=True, least=0)
     prompt: str = key('The', 'words to go on from, for generate', free=True)
     words: int = key(60, 'words to generate', free=True)
-    temperature: float = key(0.8, 'of the words that are drawn', free=True)
+    temperature: float = key(0.8, 'of the words that are drawn', free=True, least=0.01)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_choice('variant', VARIANTS)
+        self.check_heads(self.dim, self.num_heads)
+        ranks = self.numbers('cutoffs', int)
+        if sorted({0, *ranks}) != [0, *ranks]:
+            raise InputError(f'cutoffs {self.cutoffs}: expected ranks that increase, e.g. 20000,60000')
         if not 0 <= self.context < self.length:
             raise InputError(f'context {self.context}: expected 0 … {self.length - 1}, below length')
 
@@ -130,7 +135,7 @@ def encoded(settings: LanguageSettings, vocabulary: Vocabulary, split: str) -> n
     return ids
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(TextModel):
     """Predicts each word from those before it in the sequence."""
 
     def __init__(self, settings: LanguageSettings, words: int) -> None:
@@ -152,7 +157,7 @@ class LanguageModel(nn.Module):
             for i in range(settings.depth)
         )
         self.norm = nn.LayerNorm(dim)
-        cutoffs = [int(rank) for rank in settings.cutoffs.split(',') if int(rank) < words]
+        cutoffs = [rank for rank in settings.numbers('cutoffs', int) if rank < words]
         self.head = nn.AdaptiveLogSoftmaxWithLoss(dim, words, cutoffs or [words // 2], div_value=4.0)
         for module in (self.embed, *(m for m in self.blocks.modules() if isinstance(m, nn.Linear))):
             trunc_normal_(module.weight, std=0.02)
@@ -209,7 +214,7 @@ class LanguageTask:
 
     def share(self, step: int, part: int, parts: int) -> tuple[Batch, int]:
         length, batch, words = self.settings.length, self.settings.batch, self.data['train']
-        blocks = order(self.settings.seed, (len(words) - 1) // length, step * batch, batch)[part::parts]
+        blocks = part_of(order(self.settings.seed, (len(words) - 1) // length, step * batch, batch), part, parts)
         rows = np.empty((len(blocks), length + 1), dtype=np.int64)
         for row, i in zip(rows, blocks):
             row[:] = words[i * length : (i + 1) * length + 1]

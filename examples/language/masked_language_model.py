@@ -35,11 +35,13 @@ from timm.layers import trunc_normal_
 from torch import nn
 
 from examples.language import training
-from examples.language.training import Batch, InputError, Place, Settings, Trainer, key, order, read_lines
+from examples.language.settings import InputError, Settings, key
+from examples.language.training import Batch, Place, TextModel, order, part_of, read_lines
 from nprf_vit.layers import KernelBlock, RelPosBias
 from nprf_vit.ops.precision import without_autocast
 
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)  # numbers of the special tokens
+Row = tuple[str, str | None, float]  # of GLUE: a text, another for tasks of pairs, the label
 SPECIAL, TEXT = 5, 'text, a sentence or paragraph per line, an empty line between documents'
 VARIANTS = {
     'nprf_bias': {'kernel': 'prf', 'normalize': True, 'rel_pos': True},
@@ -59,22 +61,24 @@ class MaskedSettings(Settings):
     num_heads: int = key(12, 'attention heads')
     mlp_dim: int = key(3072, 'width of the feed-forward layers')
     feature_dim: int = key(64, 'random features per head')
-    dropout: float = key(0.1, 'of embedding, attention output and feed-forward')
+    dropout: float = key(0.1, 'of embedding, attention output and feed-forward', most=0.99)
     vocabulary: int = key(30_000, 'tokens, special ones included')
-    length: int = key(512, 'tokens per sequence')
+    length: int = key(512, 'tokens per sequence', least=3)
     batch: int = key(2048, 'sequences per update, over all processes')
-    masked: float = key(0.15, 'share of the tokens that are to be predicted')
+    masked: float = key(0.15, 'share of the tokens that are to be predicted', least=0.01, most=1)
     glue_dir: str = key('', "folder of GLUE's tasks, for finetune", free=True)
     task: str = key('all', 'task of GLUE to fine-tune on, or all', free=True)
     learning_rates: str = key('1e-5,2e-5,3e-5,4e-5,5e-5', 'of fine-tuning; the best on dev counts', free=True)
     epochs: float = key(3.0, 'of fine-tuning', free=True)
     glue_batch: int = key(32, 'sentences or pairs per update of fine-tuning', free=True)
-    glue_length: int = key(128, 'tokens at most of a sentence or pair', free=True)
+    glue_length: int = key(128, 'tokens at most of a sentence or pair', free=True, least=4)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_choice('variant', VARIANTS)
         self.check_choice('task', ('all', *GLUE))
+        self.check_heads(self.dim, self.num_heads)
+        self.numbers('learning_rates', float)
 
 
 class Glue(NamedTuple):
@@ -182,7 +186,7 @@ def init_weights(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-class MaskedLanguageModel(nn.Module):
+class MaskedLanguageModel(TextModel):
     """Predicts the tokens that were masked; the last layer's weights are the embedding's."""
 
     def __init__(self, settings: MaskedSettings) -> None:
@@ -252,9 +256,7 @@ class MaskedTask:
 
     def share(self, step: int, part: int, parts: int) -> tuple[Batch, int]:
         s = self.settings
-        if parts > s.batch:
-            raise InputError(f'batch {s.batch} cannot be divided into {parts} parts')
-        chosen = order(s.seed, len(self.data['train']), step * s.batch, s.batch)[part::parts]
+        chosen = part_of(order(s.seed, len(self.data['train']), step * s.batch, s.batch), part, parts)
         return self.batch_of('train', chosen, s.seed, 'mask', step)
 
     def evaluate(self, split: str, place: Place) -> dict[str, float]:
@@ -272,7 +274,7 @@ class MaskedTask:
         return {'loss': loss / count, 'accuracy': 100 * right / count, 'tokens': count}
 
 
-class Classifier(nn.Module):
+class Classifier(TextModel):
     """The encoder and a layer on its first token: classes, or one number."""
 
     def __init__(self, settings: MaskedSettings, classes: int) -> None:
@@ -293,8 +295,8 @@ class Classifier(nn.Module):
         return F.cross_entropy(scores, labels.long(), reduction='sum')
 
 
-def read_glue(path: Path, task: Glue) -> list[tuple[str, str | None, float]]:
-    """The examples of a TSV file: texts and label."""
+def read_glue(path: Path, task: Glue) -> list[Row]:
+    """The examples of a TSV file."""
     expected = f'a TSV file with the columns {task.first}, {task.second or "no second text"}, {task.label}'
     lines = [line.lstrip('\ufeff').split('\t') for line in read_lines(path, expected)]
     names = lines.pop(0) if task.header else [str(i) for i in range(len(lines[0]))]
@@ -310,29 +312,25 @@ def read_glue(path: Path, task: Glue) -> list[tuple[str, str | None, float]]:
         except (IndexError, ValueError):
             bad.append(number)
     if len(bad) > 0.001 * len(lines):  # QQP has a few lines that are cut off
-        raise InputError(
-            f'{path}:{bad[0]}: {len(bad)} lines lack a column or have an unknown label: expected {expected}'
-        )
+        raise InputError(f'{path}:{bad[0]}: {len(bad)} lines lack a column or a known label: expected {expected}')
     return rows
 
 
 class GlueTask:
     """Fine-tuning on one task of GLUE."""
 
-    def __init__(self, settings: MaskedSettings, weights: dict[str, torch.Tensor]) -> None:
-        self.settings, self.task = settings, GLUE[settings.task]
+    def __init__(self, settings: MaskedSettings, data: dict[str, list[Row]], weights: dict[str, torch.Tensor]) -> None:
+        self.settings, self.task, self.data = settings, GLUE[settings.task], data
         self.tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(Path(settings.output) / 'tokens.model'))
-        folder = Path(settings.glue_dir) / settings.task
-        self.data = {name: read_glue(folder / name, self.task) for name in ('train.tsv', *self.task.dev)}
         self.model = Classifier(settings, len(self.task.labels) or 1)
         own = {name.removeprefix('encoder.'): value for name, value in weights.items() if name.startswith('encoder.')}
         self.model.encoder.load_state_dict(own)
 
-    def batch_of(self, rows: list[tuple[str, str | None, float]]) -> Batch:
+    def batch_of(self, rows: list[Row]) -> Batch:
         """<cls> first <sep> second <sep>, the longer text cut first, padded to the longest of the batch."""
         encoded = []
         for first, second, _ in rows:
-            a, b = self.tokenizer.encode(first), [] if second is None else self.tokenizer.encode(second)
+            a, b = (self.tokenizer.encode(text or '') for text in (first, second))
             while len(a) + len(b) > self.settings.glue_length - 3:
                 (a if len(a) >= len(b) else b).pop()
             left, right = [CLS, *a, SEP], [*b, SEP] if second is not None else []
@@ -344,11 +342,11 @@ class GlueTask:
 
     def share(self, step: int, part: int, parts: int) -> tuple[Batch, int]:
         rows, s = self.data['train.tsv'], self.settings
-        chosen = order(s.seed, len(rows), step * s.glue_batch, s.glue_batch)[part::parts]
+        chosen = part_of(order(s.seed, len(rows), step * s.glue_batch, s.glue_batch), part, parts)
         return self.batch_of([rows[i] for i in chosen]), len(chosen)
 
     def evaluate(self, split: str, place: Place) -> dict[str, float]:
-        """The task's metrics in percent, the mean over its dev files."""
+        """The task's metrics in percent, the mean over its dev files, whatever they are called."""
         found: dict[str, list[float]] = {name: [] for name in self.task.metrics}
         for name in self.task.dev:
             rows, said = self.data[name], []
@@ -358,7 +356,8 @@ class GlueTask:
                 said += (scores.argmax(-1) if self.task.labels else scores[:, 0]).float().tolist()
             truth = np.array([label for *_, label in rows])
             for metric in self.task.metrics:
-                found[metric].append(100 * METRICS[metric](truth, np.array(said)))
+                score = METRICS[metric](truth, np.array(said))
+                found[metric].append(100 * score if math.isfinite(score) else 0.0)  # no correlation with a constant
         return {name: float(np.mean(values)) for name, values in found.items()}
 
 
@@ -367,26 +366,28 @@ def finetune(settings: MaskedSettings, place: Place, *_: object) -> dict[str, fl
     if not settings.glue_dir:
         raise InputError('--glue-dir is missing')
     settings, weights = training.of_checkpoint(settings)
+    files = {
+        name: {file: read_glue(Path(settings.glue_dir) / name / file, task) for file in ('train.tsv', *task.dev)}
+        for name, task in GLUE.items() if settings.task in ('all', name)
+    }  # fmt: skip
     best = {}
-    for name in GLUE if settings.task == 'all' else [settings.task]:
+    for name, data in files.items():
         scores = []
-        for lr in settings.learning_rates.split(','):
-            tuned = replace(settings, task=name, lr=float(lr), decay='linear', rel_pos_lr_scale=1.0)
+        for lr in settings.numbers('learning_rates', float):
+            tuned = replace(settings, task=name, lr=lr, decay='linear', rel_pos_lr_scale=1.0)
             torch.manual_seed(training.derive_seed(settings.seed, 'glue'))
-            task = GlueTask(tuned, weights)
+            task = GlueTask(tuned, data, weights)
             steps = max(1, round(settings.epochs * len(task.data['train.tsv']) / settings.glue_batch))
             tuned = replace(tuned, steps=steps, warmup_steps=max(1, round(0.06 * steps)), save_interval=steps + 1)
-            trainer = Trainer(task, tuned, place)
+            trainer = training.Trainer(task, tuned, place)
             while trainer.step < steps:
                 trainer.update()
-            metrics = trainer.evaluate('dev')
+            metrics = trainer.evaluate(f'{name} dev, learning rate {lr:g}')
             scores.append(float(np.mean(list(metrics.values()))))
         best[name] = max(scores)
     if place.is_main:
-        print(
-            ', '.join(f'{name} {score:.1f}' for name, score in best.items()),
-            f'average {np.mean(list(best.values())):.1f}',
-        )
+        said = ', '.join(f'{name} {score:.1f}' for name, score in best.items())
+        print(f'{said}; average {np.mean(list(best.values())):.1f}')
     return best
 
 

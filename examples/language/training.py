@@ -1,10 +1,9 @@
-"""What the three language examples share: settings as options, the order of samples, the loop, and resuming.
+"""What the three language examples share: the order of samples, the loop, and resuming.
 
 Optimizer, schedule, autocast, DDP, process group and checkpoint files are the package's own. Samples and random numbers
 of a step are functions of (seed, step), so a run that is continued goes on where it was.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -12,15 +11,15 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from timm.scheduler.poly_lr import PolyLRScheduler
 from torch import nn
 
+from examples.language.settings import S, Settings, parse
 from nprf_vit.command import run_command
-from nprf_vit.config.schema import Config
 from nprf_vit.data.seeding import derive_seed
 from nprf_vit.engine.checkpoint.file import FORMAT, LAST, checkpoints, newest_good, read_checkpoint, save_checkpoint
 from nprf_vit.engine.distributed.ddp import wrap_model
@@ -31,71 +30,24 @@ from nprf_vit.engine.optimizer import build_autocast, build_optimizer, build_sca
 from nprf_vit.engine.output.atomic_file import replace_file
 from nprf_vit.engine.preemption import Preemption
 from nprf_vit.errors import Exit, InputError, RunError, exit_with
+from nprf_vit.layers import RelPosBias
 
 MAX_SKIPPED = 10  # non-finite steps in a row at which a run stops
 Batch = tuple[torch.Tensor, ...]
-S = TypeVar('S', bound='Settings')
 
 
-def key(default: Any, description: str, free: bool = False) -> Any:
-    """A setting; `free` ones may differ between a run and its continuation."""
-    return dataclasses.field(default=default, metadata={'help': description, 'free': free})
+class TextModel(nn.Module):
+    """A model whose relative position biases are not decayed, which timm's optimizers ask it for."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Of the loop; each example adds those of its data and model, and its defaults are the paper's."""
-
-    data_dir: str = key('', 'folder of the data', free=True)
-    output: str = key('', 'folder of checkpoints and tables', free=True)
-    steps: int = key(1, 'updates')
-    warmup_steps: int = key(1, 'updates in which the learning rate rises from 0 to lr')
-    lr: float = key(1e-3, 'peak learning rate')
-    decay: str = key('inverse_sqrt', 'how it falls: inverse_sqrt, or linear to zero at the last step')
-    beta2: float = key(0.98, "Adam's second beta; the first is 0.9")
-    eps: float = key(1e-6, "Adam's epsilon")
-    weight_decay: float = key(0.0, 'decoupled; none on biases, norms and tables')
-    clip_grad: float = key(0.0, 'largest norm of the gradient; 0: any')
-    rel_pos_lr_scale: float = key(1.0, 'learning rate of the relative position bias, in units of lr')
-    seed: int = key(0, 'of weights, order, dropout and random features')
-    amp: str = key('none', 'autocast: none, bfloat16 or float16')
-    accumulate: int = key(1, 'pieces into which each process cuts its part of a batch, to save memory', free=True)
-    eval_interval: int = key(0, 'updates between validations; 0: at the end only', free=True)
-    save_interval: int = key(1000, 'updates between checkpoints', free=True)
-    log_interval: int = key(100, 'updates between lines of output', free=True)
-    device: str = key('auto', 'auto, cpu, cuda, xpu or mps', free=True)
-    threads: int = key(0, "CPU threads; 0: torch's choice", free=True)
-
-    def __post_init__(self) -> None:
-        for name in ('steps', 'warmup_steps', 'accumulate', 'save_interval', 'log_interval'):
-            if getattr(self, name) < 1:
-                raise InputError(f'{name} {getattr(self, name)}: expected at least 1')
-        self.check_choice('decay', ('inverse_sqrt', 'linear'))
-        self.check_choice('amp', ('none', 'bfloat16', 'float16'))
-
-    def check_choice(self, name: str, choices: Any) -> None:
-        if getattr(self, name) not in choices:
-            raise InputError(f'{name} {getattr(self, name)}: expected one of {", ".join(choices)}')
-
-    def optimization(self) -> Config:
-        """As the package's builders take it."""
-        return Config(
-            model='language',
-            lr=self.lr,
-            opt='adamw',  # Adam, whose weight decay is not divided by the gradient's size
-            opt_betas=(0.9, self.beta2),
-            opt_eps=self.eps,
-            weight_decay=self.weight_decay,
-            rel_pos_lr_scale=self.rel_pos_lr_scale,
-            amp=self.amp != 'none',
-            amp_dtype='float16' if self.amp == 'float16' else 'bfloat16',
-        )
+    def no_weight_decay(self) -> set[str]:
+        biases = [(name, module) for name, module in self.named_modules() if isinstance(module, RelPosBias)]
+        return {f'{name}.{own}' for name, module in biases for own, _ in module.named_parameters()}
 
 
 class Task(Protocol):
     """What is learned. `model(*batch)` returns the sum of the losses of a batch."""
 
-    model: nn.Module
+    model: TextModel
 
     def share(self, step: int, part: int, parts: int) -> tuple[Batch, int]:
         """The part-th of the shares of a step's batch, and how many losses it sums up."""
@@ -114,6 +66,13 @@ def order(seed: int, count: int, first: int, number: int) -> np.ndarray:
 @functools.lru_cache(maxsize=2)
 def _epoch_order(seed: int, count: int, epoch: int) -> np.ndarray:
     return np.random.default_rng(derive_seed(seed, 'order', epoch)).permutation(count)
+
+
+def part_of(chosen: np.ndarray, part: int, parts: int) -> np.ndarray:
+    """The part-th of a batch's shares."""
+    if parts > len(chosen):
+        raise InputError(f'a batch of {len(chosen)} cannot be divided into {parts} parts (processes · accumulate)')
+    return chosen[part::parts]
 
 
 def read_lines(path: Path, expected: str) -> Iterator[str]:
@@ -144,7 +103,7 @@ def build_schedule(settings: Settings, optimizer: torch.optim.Optimizer) -> LRSc
     if settings.decay == 'inverse_sqrt':
         return LRSchedule(InverseSqrtLR(optimizer, settings.warmup_steps, warmup_lr=0.0))
     warmup = {'warmup_t': settings.warmup_steps, 'warmup_lr_init': 0.0, 'warmup_prefix': True}
-    falling = max(1, settings.steps - settings.warmup_steps)
+    falling = max(2, settings.steps - settings.warmup_steps)  # of a single step timm says that nothing will change
     return LRSchedule(PolyLRScheduler(optimizer, t_initial=falling, power=1.0, t_in_epochs=False, **warmup))
 
 
@@ -279,29 +238,6 @@ def of_checkpoint(settings: S) -> tuple[S, dict[str, torch.Tensor]]:
     return dataclasses.replace(settings, **trained), content['state_dict']
 
 
-def parse(
-    about: str, presets: Mapping[str, S], commands: tuple[str, ...], argv: list[str] | None
-) -> tuple[str, S, bool]:
-    """The command, the settings, and whether to resume."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('command', nargs='?', choices=commands, default=commands[0])
-    parser.add_argument('--preset', choices=tuple(presets), default=next(iter(presets)), help='defaults of the rest')
-    parser.add_argument('--resume', action='store_true', help='continue the run in the output folder')
-    default = next(iter(presets.values()))
-    for item in dataclasses.fields(default):
-        shown = getattr(default, item.name)
-        kind = {'type': type(shown), 'default': argparse.SUPPRESS, 'metavar': type(shown).__name__.upper()}
-        text = f'{item.metadata["help"]} ({shown})' if shown != '' else item.metadata['help']
-        parser.add_argument('--' + item.name.replace('_', '-'), **kind, help=text.replace('%', '%%'))
-    given = vars(parser.parse_args(argv))
-    command, preset, resume = given.pop('command'), given.pop('preset'), given.pop('resume')
-    settings = dataclasses.replace(presets[preset], **given)
-    for name in ('data_dir', 'output'):
-        if not getattr(settings, name):
-            raise InputError(f'--{name.replace("_", "-")} is missing')
-    return command, settings, resume
-
-
 def train_task(
     make_task: Callable[[S, Place], Task],
     settings: S,
@@ -314,7 +250,10 @@ def train_task(
     folder = Path(settings.output)
     if not resume and checkpoints(folder):
         raise InputError(f'{folder} has a checkpoint: --resume continues it, or choose another --output')
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f'cannot write to the output folder {folder}: {error}') from None
     torch.manual_seed(derive_seed(settings.seed, 'weights'))
     trainer = Trainer(make_task(settings, place), settings, place)
     if resume:

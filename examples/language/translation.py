@@ -36,7 +36,8 @@ from timm.layers import trunc_normal_
 from torch import nn
 
 from examples.language import training
-from examples.language.training import Batch, InputError, Place, Settings, key, order, read_lines
+from examples.language.settings import InputError, Settings, key
+from examples.language.training import Batch, Place, TextModel, order, read_lines
 from nprf_vit import KernelAttention, RelPosBias
 from nprf_vit.layers import KernelBlock
 from nprf_vit.ops.precision import without_autocast
@@ -66,8 +67,8 @@ class TranslationSettings(Settings):
     mlp_dim: int = key(1024, 'width of the feed-forward layers')
     encoder_features: int = key(16, 'random features per head of the encoder')
     decoder_features: int = key(24, 'random features per head of the decoder')
-    dropout: float = key(0.3, 'of embedding, attention output and feed-forward')
-    smoothing: float = key(0.1, 'label smoothing')
+    dropout: float = key(0.3, 'of embedding, attention output and feed-forward', most=0.99)
+    smoothing: float = key(0.1, 'label smoothing', most=0.99)
     vocabulary: int = key(10_000, 'tokens of the joint BPE')
     length: int = key(256, 'tokens at most; longer pairs are not trained on, longer sentences are cut')
     tokens: int = key(8192, 'tokens per update over all processes, padding included, of the longer side')
@@ -79,6 +80,7 @@ class TranslationSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_choice('variant', VARIANTS)
+        self.check_heads(self.dim, self.num_heads)
         self.check_choice('bleu_tokenize', ('none', '13a', 'intl'))
         if self.source == self.target:
             raise InputError(f'source and target are both {self.source}: expected two languages')
@@ -171,7 +173,7 @@ class Stack(nn.Module):
         return self.norm(x)
 
 
-class Translator(nn.Module):
+class Translator(TextModel):
     """Encoder and decoder over one vocabulary."""
 
     def __init__(self, settings: TranslationSettings) -> None:
@@ -352,7 +354,9 @@ def translate(settings: TranslationSettings, place: Place, *_: object) -> list[s
     settings, weights = training.of_checkpoint(settings)
     model = Translator(settings).to(place.device).eval()
     model.load_state_dict(weights)
-    lines = list(read_lines(Path(settings.input or '(no --input)'), 'a sentence per line'))
+    if not settings.input:
+        raise InputError('--input is missing')
+    lines = list(read_lines(Path(settings.input), 'a sentence per line'))
     said = translate_all(model, tokenizer_of(settings), lines, settings, place)
     if place.is_main:
         print('\n'.join(said))

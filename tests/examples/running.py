@@ -97,6 +97,11 @@ def command(name: str, *words: object, processes: int = 1, code: int = 0) -> str
     return done.stdout + done.stderr
 
 
+def printed(said: str, words: str) -> float:
+    """The number after these words in what a command printed."""
+    return float(said.split(f'{words} ')[1].split()[0].rstrip(','))
+
+
 def options(**values: Any) -> list[str]:
     return [word for name, value in values.items() for word in ('--' + name.replace('_', '-'), str(value))]
 

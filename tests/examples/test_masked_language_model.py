@@ -10,7 +10,7 @@ from examples.language import masked_language_model as example
 from nprf_vit.errors import InputError
 
 from ..engine.running import ONE
-from .running import changed, command, documents, options, sentences, settings_of, straight_and_resumed
+from .running import changed, command, documents, options, printed, sentences, settings_of, straight_and_resumed
 
 SMALL = {'vocabulary': 60, 'length': 24, 'batch': 8, 'feature_dim': 8}
 # a header and a line of each task as GLUE distributes them; {} is a sentence, the label comes last or as said
@@ -166,6 +166,23 @@ def test_wrong_tables_are_refused_in_one_line(content, said, trained, glue):
     assert '\n' not in str(error.value)
 
 
+def test_all_tables_are_looked_at_before_the_first_task(trained, glue, capsys):
+    settings = dataclasses.replace(trained, task='all', glue_dir=str(glue))
+    with changed(glue / 'RTE' / 'dev.tsv', None), pytest.raises(InputError, match='no file .*RTE/dev.tsv'):
+        example.finetune(settings, ONE)
+    assert 'learning rate' not in capsys.readouterr().out
+
+
+def test_the_grid_of_learning_rates(trained, glue, capsys):
+    """The best of the grid counts, and every entry is printed with its metrics; a constant answer scores 0."""
+    settings = dataclasses.replace(trained, task='STS-B', glue_dir=str(glue), learning_rates='1e-3,0', epochs=0.5)
+    best = example.finetune(settings, ONE)['STS-B']
+    lines = [line for line in capsys.readouterr().out.splitlines() if 'learning rate' in line]
+    assert [line.split(': ')[0].split('learning rate ')[1] for line in lines] == ['0.001', '0']
+    found = [[float(part.split()[-1]) for part in line.split(': ')[1].split(',')] for line in lines]
+    assert best == pytest.approx(max(np.mean(pair) for pair in found), abs=1e-3)
+
+
 @pytest.mark.slow
 def test_as_a_command(data, glue, tmp_path):
     """Under torchrun with accumulation, to what one process learns; then all of GLUE."""
@@ -174,7 +191,7 @@ def test_as_a_command(data, glue, tmp_path):
     words = options(**{**SMALL, 'steps': 10, 'warmup_steps': 2, 'lr': 1e-2, 'depth': 1, 'dim': 16, 'num_heads': 2})
     words += options(mlp_dim=32, dropout=0.0, data_dir=data, output=tmp_path / 'two', device='cpu', accumulate=2)
     said = command('masked_language_model', 'train', '--preset', 'small', *words, processes=2)
-    assert f'valid: loss {expected["valid_loss"]:.2f}' in said
+    assert printed(said, 'valid: loss') == pytest.approx(expected['valid_loss'], abs=2e-3)
     place = options(data_dir=data, output=tmp_path / 'two', glue_dir=glue, epochs=1, learning_rates='1e-3,1e-4')
     said = command('masked_language_model', 'finetune', *place, *options(device='cpu'))
     assert said.strip().split('\n')[-1].startswith('CoLA ') and 'average' in said

@@ -9,7 +9,7 @@ from examples.language import translation as example
 from nprf_vit.errors import InputError
 
 from ..engine.running import ONE
-from .running import changed, command, options, pairs, settings_of, straight_and_resumed
+from .running import changed, command, options, pairs, printed, settings_of, straight_and_resumed
 
 SMALL = {'vocabulary': 60, 'length': 24, 'tokens': 200, 'encoder_features': 8, 'decoder_features': 8}
 
@@ -103,7 +103,8 @@ def test_too_little_text_for_the_vocabulary(data, tmp_path):
 
 @pytest.mark.slow
 def test_it_learns_to_translate(data, tmp_path):
-    changes = {**SMALL, 'steps': 400, 'warmup_steps': 40, 'dim': 64, 'dropout': 0.0, 'lr': 3e-3}
+    changes = {**SMALL, 'steps': 400, 'warmup_steps': 40, 'dim': 64, 'dropout': 0.0, 'lr': 3e-3, 'log_interval': 100}
+    changes['rel_pos_lr_scale'] = 30.0  # which of two nouns comes first is told by the bias alone
     assert example.train(settings_of(example, data, tmp_path, **changes), ONE)['test_bleu'] > 60
     (tmp_path / 'new.de').write_text('der alte König saw der Schiff .\n', encoding='utf-8')
     place = options(data_dir=data, output=tmp_path, input=tmp_path / 'new.de', device='cpu')
@@ -117,4 +118,4 @@ def test_under_torchrun(data, tmp_path):
     words = options(**{**SMALL, 'steps': 10, 'warmup_steps': 2, 'lr': 1e-2, 'depth': 1, 'dim': 16, 'num_heads': 2})
     words += options(mlp_dim=32, dropout=0.0, data_dir=data, output=tmp_path / 'two', device='cpu', threads=1)
     said = command('translation', 'train', '--preset', 'small', *words, processes=2)
-    assert f'valid: loss {expected["valid_loss"]:.2f}' in said
+    assert printed(said, 'valid: loss') == pytest.approx(expected['valid_loss'], abs=2e-3)

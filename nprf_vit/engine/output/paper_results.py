@@ -1,4 +1,4 @@
-"""The paper's numbers (Luo et al., NeurIPS 2021), beside which ours are printed: ImageNet-1K, and ImageNet32 below.
+"""The paper's numbers (Luo et al., NeurIPS 2021), beside which ours are printed: ImageNet-1K, and others below.
 
 Documents, configs and docstrings quote them; tests/test_paper_numbers.py holds every quotation to this file.
 """
@@ -21,6 +21,11 @@ def paper_row(model: str, num_classes: int | None) -> tuple[float, float, str] |
 PAPER_BITS = {'nprf_pixel_imagenet32': 3.68, 'prf_pixel_imagenet32': 4.04}
 # other people's models in the same table
 PAPER_OTHER_BITS = {'ScoreFlow': 3.76, 'VDM': 3.72, 'DenseFlow': 3.63, 'Image Transformer': 3.77}
+# its language tasks (docs/language.md), by the variants of examples/language: test perplexity on WikiText-103, BLEU on
+# IWSLT14 de-en, average on GLUE
+PAPER_PERPLEXITY = {'nprf_bias': 30.6, 'softmax': 33.0, 'trf': 33.6, 'elu': 38.4}
+PAPER_BLEU = {'standard': 36.0, 'standard_prf': 36.2, 'prf': 34.0, 'nprf_bias': 36.0}
+PAPER_GLUE = {'nprf_bias': 85.2}
 
 
 def paper_bits(model: str, dataset: str) -> float | None:
