@@ -15,9 +15,12 @@ INLINE = re.compile(r'(?<![\w\\$])\$(?=\S)([^$\n]+?)(?<=\S)\$(?![\w$])')
 STRETCHED = re.compile(r'<mo[^>]*>(&#x02016;|&#x0005E;)</mo>')
 SIZE = 19  # pixels, beside text of 16
 
-BRACED = re.compile(r'(?P<sign>[_^])\{(?P<text>[^{}<>\n]*(?:<su[bp]>[^{}\n]*?</su[bp]>[^{}<>\n]*)*)\}')
-# one letter, with an accent or φ before it, and one or two small letters: z_i, φk_jr, Â_j; not the parts of a name
-LETTERS = re.compile(r"(?<![\w.`/])((?:φ?\w['\u0300-\u036f]?|num|den|log|min|max))_([a-z]{1,2}|\d)(?![\w(`])")
+BRACED = re.compile(r'(?P<sign>[_^])\{(?P<text>(?:[^{}<>]|</?su[bp]>|<(?!/))*)\}')
+POWER = re.compile(r'(?<=\w)\^(-?\d+(?:\.\d+)?|[a-z]{1,2})(?![A-Za-z0-9])')
+# one letter, perhaps with an accent or dδφ before it, and one or two small letters or a word: z_i, φk_jr, Â_j, c_min;
+# not the parts of a name
+_BASE, _INDEX = r"[dδ∂]?φ?\w['\u0300-\u036f]?|num|den|out|log|\]", r'min|max|far|all|cell|[a-zα-ωΩ]{1,2}|\d'
+LETTERS = re.compile(rf'((?<=</sup>)|(?<![A-Za-z0-9_.`])(?:{_BASE}))_({_INDEX})(?![A-Za-z0-9_`])')
 
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
@@ -33,7 +36,9 @@ def draw_formulas(text: str) -> str:
 def _draw(text: str) -> str:
     text = DISPLAY.sub(lambda m: f'\n<div class="formula" markdown="0">{drawing(m[1])}</div>\n', text)
     text = INLINE.sub(lambda m: f'<span class="formula-inline">{drawing(m[1], inline=True)}</span>', text)
-    parts = re.split(r'(<svg.*?</svg>|\]\([^)\s]*\)|<[^>]+>)', text, flags=re.DOTALL)  # neither drawings nor links
+    parts = re.split(
+        r'(<svg.*?</svg>|\]\([^)\s]*\)|</?[a-z]+(?:\s[^>]*)?>)', text, flags=re.DOTALL
+    )  # neither drawings nor links
     return ''.join(part if i % 2 else scripts(part) for i, part in enumerate(parts))
 
 
@@ -54,11 +59,13 @@ def drawing(tex: str, inline: bool = False) -> str:
         svg = ziamath.Math(STRETCHED.sub(r'<mo stretchy="false">\1</mo>', mathml), size=SIZE).svg()
     except Exception as error:
         raise ValueError(f'cannot draw the formula {tex}: {type(error).__name__}: {error}') from error
+    svg = svg.replace('="black"', '="currentColor"')
     return svg.replace('<svg ', f'<svg role="img" aria-label="{html.escape(tex)}" ', 1)
 
 
 def scripts(text: str) -> str:
     """Sub- and superscripts, innermost braces first."""
+    text = POWER.sub(r'<sup>\1</sup>', text)
     text = LETTERS.sub(r'\1<sub>\2</sub>', text)
     before = ''
     while text != before:
@@ -68,4 +75,5 @@ def scripts(text: str) -> str:
 
 def _script(match: re.Match) -> str:
     tag = 'sub' if match['sign'] == '_' else 'sup'
-    return f'<{tag}>{match["text"]}</{tag}>'
+    text = re.sub(r'<(?!/?su[bp]>)', '&lt;', match['text'])
+    return f'<{tag}>{text}</{tag}>'
