@@ -13,10 +13,10 @@ import torch
 
 import nprf_vit  # noqa: F401  registers the models
 from benchmarks.report import Report, options
-from benchmarks.zoo import count_flops
 from nprf_vit.config.schema import Config
 from nprf_vit.config.yaml_file import load_config
 from nprf_vit.engine.model import build_model
+from nprf_vit.engine.model_cost import count_flops
 from nprf_vit.engine.tasks.registry import task_of
 
 ROOT = Path(__file__).parent.parent

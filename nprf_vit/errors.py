@@ -5,6 +5,7 @@ import os
 import sys
 
 from .exit_codes import Exit as Exit
+from .terminal import coloured
 
 
 class _UserMessage(Exception):
@@ -59,5 +60,6 @@ def in_one_line(error: BaseException) -> str:
 def exit_with(error: InputError | RunError) -> Exit:
     """Print what went wrong, if standard error is open; returns the exit code."""
     with contextlib.suppress(OSError):  # the log may lie on the disk that is full
-        print(in_one_line(error), file=sys.stderr, flush=True)
+        kind, colon, text = in_one_line(error).partition(':')
+        print(f'{coloured(kind + colon, sys.stderr, "bold", "red")}{text}', file=sys.stderr, flush=True)
     return error.exit_code

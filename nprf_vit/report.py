@@ -16,6 +16,7 @@ from .engine.distributed.process_group import process_group
 from .engine.eval_loop import evaluate
 from .engine.hard_images import HardImages, describe
 from .engine.model import build_model
+from .engine.output.eval_progress import show_progress
 from .engine.output.result_file import ResultFile
 from .engine.run_report.page import NAME, report_page
 from .engine.run_report.read_run import RunRecord, read_run
@@ -51,7 +52,8 @@ def find_hard_images(run: RunRecord, data_dir: str | None) -> None:
         if part.num_images is None:
             raise InputError(f'--images: {config.dataset} is a stream, whose images have no number to find them by')
         hard = HardImages(part.task, 'ema_' if config.eval_metric.startswith('ema_') else '')
-        evaluate(models, part.batches, part.task, place, part.num_images, part.autocast, observe=hard.observe)
+        batches = show_progress(part.batches, place, part.num_images)
+        evaluate(models, batches, part.task, place, part.num_images, part.autocast, observe=hard.observe)
         answers = hard.gather(place)
     if hard.problem:
         raise InputError(f'--images: no losses of single images in task {config.task}: {hard.problem}')

@@ -20,7 +20,9 @@ class Browser:
         self.complaints: list[str] = []
 
     @contextlib.contextmanager
-    def open(self, file: Path, viewport: dict[str, int] = DESKTOP, **options: Any) -> Iterator[Any]:
+    def open(
+        self, file: Path, viewport: dict[str, int] = DESKTOP, ready: str = 'body[data-ready]', **options: Any
+    ) -> Iterator[Any]:
         """A page that has drawn itself; fails if it wrote an error to the console, or asked for anything outside."""
         context = self.chromium.new_context(viewport=viewport, offline=True, **options)
         page = context.new_page()
@@ -29,7 +31,7 @@ class Browser:
         page.on('request', lambda request: self._check(request.url))
         try:
             page.goto(file.resolve().as_uri())
-            page.wait_for_selector('body[data-ready]', timeout=20_000)
+            page.wait_for_selector(ready, state='attached', timeout=20_000)
             yield page
         finally:
             context.close()

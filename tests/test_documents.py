@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents.markdown import find_pages
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [*sorted(ROOT.glob('*.md')), *sorted((ROOT / 'docs').glob('*.md'))]
+PAGES = find_pages()
 FILE = re.compile(r'`((?:nprf_vit|tests|configs|docs|benchmarks|experiments|examples|slurm|\.ci|\.github)/[\w./-]+)`')
 MODULE = re.compile(r'python -m ((?:nprf_vit|benchmarks|experiments|tests)[\w.]*)')
 TESTS = '\n'.join(path.read_text(encoding='utf-8') for path in (ROOT / 'tests').rglob('test_*.py'))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / 'nprf_vit'
-FOUNDATION = {'errors', 'exit_codes', 'processes', 'version'}
+FOUNDATION = {'errors', 'exit_codes', 'processes', 'terminal', 'version'}
 # a room (a folder or a file of nprf_vit/) and the rooms it may import, besides itself
 BELOW = {name: set() for name in FOUNDATION}
 BELOW |= {
-    'errors': {'exit_codes'},
+    'errors': {'exit_codes', 'terminal'},
     'command': FOUNDATION,
     'config': FOUNDATION,
     'html_page': FOUNDATION,
@@ -24,7 +24,7 @@ BELOW |= {
     '__init__': {'ops', 'layers', 'models', 'version'},
 }
 # commands: nothing imports them, and they use what they need
-TOOLS = {'convert_checkpoint', 'doctor', 'explore', 'report', 'sample', 'train', 'validate'}
+TOOLS = {'convert_checkpoint', 'doctor', 'explore', 'list', 'report', 'sample', 'train', 'validate'}
 BELOW |= {name: set(BELOW) - TOOLS - {'__init__'} for name in TOOLS}
 BELOW['explore'] |= {'sample'}  # the completions of a model of pixels are those that it draws
 

@@ -1,6 +1,7 @@
 """A training run from its configuration to its last line."""
 
 import contextlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from nprf_vit.engine.output.report import model_title
 
 from ..data.samples import EvalSamples
 from ..errors import first_line
+from ..terminal import boxed, coloured
 from .build import Training, build_training
 from .hard_images import describe, write_hard_images
 from .loss_meter import LossMeter
@@ -61,7 +63,7 @@ def train(
             loop.report.say(f'stopped at step {progress.step}; {loop.saver.newest()}; continue with --resume auto')
             return None
         _write_report(loop, place)
-    loop.report.say(_closing(run, progress, folder))
+    loop.report.say(boxed(_closing(run, progress, folder), sys.stdout))
     return progress.history[-1]
 
 
@@ -124,8 +126,9 @@ def _checkpoint_bytes(run: Training) -> int:
 
 def _opening(run: Training, progress: Progress, folder: Path) -> str:
     parameters = sum(p.numel() for p in run.model.parameters()) / 1e6
+    title = coloured(model_title(run.config), sys.stdout, 'bold')
     lines = [
-        f'{model_title(run.config)}: {parameters:.2f} M parameters on {run.place.world} x {run.place.device.type}',
+        f'{title}: {parameters:.2f} M parameters on {run.place.world} x {run.place.device.type}',
         f'{run.plan}; {run.data.steps_per_epoch} steps per epoch, {run.config.epochs} epochs; output in {folder}',
     ]
     if run.data.is_stream:
@@ -149,5 +152,6 @@ def _closing(run: Training, progress: Progress, folder: Path) -> str:
     if progress.failed_augmentations:
         lines.append(f'{progress.failed_augmentations} augmentations failed: bad_images.csv has the first of them')
     if best:
-        lines.append(f'best {name} {best[name]:.4g} after epoch {best["epoch"]}; weights in {folder / "best.pt"}')
+        reached = coloured(f'best {name} {best[name]:.4g}', sys.stdout, 'green')
+        lines.append(f'{reached} after epoch {best["epoch"]}; weights in {folder / "best.pt"}')
     return '\n'.join(lines)

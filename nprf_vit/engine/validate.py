@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,12 @@ from torch import nn
 from nprf_vit.config.schema import Config
 from nprf_vit.engine.checkpoint.file import FORMAT, check_file, read_checkpoint
 from nprf_vit.engine.distributed.process_group import Place
+from nprf_vit.engine.output.eval_progress import show_progress
 from nprf_vit.engine.output.provenance import provenance
 from nprf_vit.engine.output.result_file import ResultFile
 
 from ..errors import InputError, NotSaved
+from ..terminal import boxed
 from .build import build_evaluation
 from .eval_loop import evaluate
 from .model import build_model, load_exact, load_fitted, load_initial, read_weights
@@ -33,7 +36,8 @@ def validate(
     model = build_model(config, fresh=checkpoint is None, checkpoint=checkpoint).to(place.device)
     models = {'': model} if checkpoint is None else load_models(model, checkpoint, config)
     part = build_evaluation(config, place, model)
-    metrics = evaluate(models, part.batches, part.task, place, part.num_images, part.autocast)
+    batches = show_progress(part.batches, place, part.num_images)
+    metrics = evaluate(models, batches, part.task, place, part.num_images, part.autocast)
     if place.is_main:
         about = {'model': config.model, 'checkpoint': checkpoint, 'dataset': config.dataset or 'image folder'}
         record = {**about, **metrics, 'provenance': provenance(place.world)}
@@ -44,7 +48,7 @@ def validate(
 def _deliver(table: str, record: str, results: list[ResultFile]) -> None:
     """Write the file, then print: output may get lost. If one of them fails, the other is still done."""
     outlets: dict[str, Callable[[], None]] = {str(result.path): partial(result.write, record) for result in results}
-    outlets['standard output'] = partial(print, table, flush=True)
+    outlets['standard output'] = partial(print, boxed(table, sys.stdout), flush=True)
     problems = {}
     for name, put in outlets.items():
         try:

@@ -20,8 +20,11 @@ class KernelBlock(nn.Module):
         dim: Number of channels.
         num_heads: Number of attention heads.
         mlp_ratio: Width of the MLP over dim.
-        scale_attn_norm, scale_mlp_norm: Norms inside attention and MLP, as in timm.
-        proj_drop, attn_drop, drop_path: Rates of dropout and of stochastic depth.
+        scale_attn_norm: A norm inside the attention, as in timm.
+        scale_mlp_norm: A norm inside the MLP, as in timm.
+        proj_drop: Rate of dropout after projections.
+        attn_drop: Rate of dropout of attention weights.
+        drop_path: Rate of stochastic depth.
         init_values: Initial layer scale, none if None.
         attn_layer: Ignored; timm's ViT passes its own.
         depth: Index of the block.

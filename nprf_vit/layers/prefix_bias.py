@@ -20,7 +20,10 @@ class PrefixRelPosBias(RelPosBias):
     """A `RelPosBias`, and for each of P tokens before its grid a learned number in either direction, as BEiT has.
 
     Args:
-        grid_size, num_heads, dense, extend: As in `RelPosBias`.
+        grid_size: As in `RelPosBias`, and so the next three.
+        num_heads: Number of attention heads.
+        dense: Whether to hand over the whole matrix.
+        extend: What the table does on another grid.
         num_prefix_tokens: P.
 
     Attributes:

@@ -42,7 +42,10 @@ class PixelTransformer(nn.Module):
         in_chans: Colour channels.
         levels: Values a byte may have.
         length: Bytes of the sequence, counted from its start; all H·W·C unless given.
-        embed_dim, depth, num_heads, mlp_ratio: Size of the transformer.
+        embed_dim: Width of the transformer.
+        depth: Number of blocks.
+        num_heads: Number of attention heads.
+        mlp_ratio: Width of the MLP over embed_dim.
         kernel: Attention kernel, see `nprf_vit.layers.KernelAttention`.
         normalize: Give queries and keys length one.
         rel_pos: Relative position bias 'shared' by all blocks, one per 'layer', or 'none'.

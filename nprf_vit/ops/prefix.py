@@ -37,10 +37,16 @@ def prefix_attention(
     Exact: the grid's own sums by any backend, and P dense columns and rows.
 
     Args:
-        phi_q, phi_k: (B, K, P+N, M) features of the queries and keys.
+        phi_q: (B, K, P+N, M) features of the queries.
+        phi_k: (B, K, P+N, M) features of the keys.
         v: (B, K, P+N, D) values.
         prefix: The biases of the first P tokens.
-        bias, far, grid_size, backend, positive, cells: Of the other N tokens, as in `kernel_attention`.
+        bias: Of the other N tokens, as in `kernel_attention`.
+        far: Likewise.
+        grid_size: Likewise.
+        backend: Likewise.
+        positive: Likewise.
+        cells: Likewise.
 
     Returns:
         (B, K, P+N, D) in v's dtype.

@@ -1,7 +1,9 @@
 """The memory of an update, counted tensor by tensor on fake ones: shapes, dtypes and lifetimes without numbers."""
 
+import contextlib
 import copy
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -58,26 +60,53 @@ def count_memory(run: Training) -> MemoryCount:
     # autograd whose first use is on fake tensors starts threads, after which no forked process could use it
     torch.ones((), requires_grad=True).backward()
     fake = FakeTensorMode()
+
+    def update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        sizes = [((run.plan.micro, *x.shape), x.dtype, x.device) for x in parts]
+        batch = Batch(*(torch.empty(shape, dtype=kind, device=where) for shape, kind, where in sizes))
+        _update(run, model, optimizer, batch)
+
+    with refusals(), FakeCopyMode(fake):
+        model = copy.deepcopy(run.model).train()
+    with fake:
+        count = count_updates(model, lambda: build_optimizer(run.config, model), update)
+    buckets = count.gradients if run.place.world > 1 else 0  # in which DistributedDataParallel sends them
+    ema = 0 if run.ema is None else count.weights
+    tensors = (count.weights, count.gradients + buckets, count.optimizer, ema, count.activations)
+    return MemoryCount(*tensors, int(_HOLES * sum(tensors)) if run.place.device.type == 'cpu' else 0)
+
+
+def count_updates(
+    model: nn.Module,
+    build: Callable[[], torch.optim.Optimizer],
+    update: Callable[[nn.Module, torch.optim.Optimizer], None],
+) -> MemoryCount:
+    """The tensors of the second of two updates of a model of fake ones, within its mode, on one device."""
+    with refusals(), _Live() as live:
+        weights = live.hold(model)
+        optimizer = build()
+        for _ in range(2):
+            update(model, optimizer)
+        state = _state_bytes(optimizer)
+    gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return MemoryCount(weights, gradients, state, 0, max(0, live.peak - weights - gradients - state), 0)
+
+
+def count_forward(model: nn.Module, image: torch.Tensor) -> MemoryCount:
+    """The tensors of a forward pass without gradients of a model of fake ones, within its mode."""
+    with refusals(), torch.no_grad(), _Live() as live:
+        weights = live.hold(model)
+        model(image)
+    return MemoryCount(weights, 0, 0, 0, live.peak - weights, 0)
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """What does not run on fake tensors is CannotCount."""
     try:
-        with FakeCopyMode(fake):
-            model = copy.deepcopy(run.model).train()
-        with fake, _Live() as live:
-            for tensor in (*model.parameters(), *model.buffers()):
-                live.add(tensor)
-            weights = live.bytes
-            optimizer = build_optimizer(run.config, model)
-            for _ in range(2):
-                sizes = [((run.plan.micro, *x.shape), x.dtype, x.device) for x in parts]
-                batch = Batch(*(torch.empty(shape, dtype=kind, device=where) for shape, kind, where in sizes))
-                _update(run, model, optimizer, batch)
-            state = _state_bytes(optimizer)
+        yield
     except _REFUSALS as error:
         raise CannotCount(f'{type(error).__name__}: {error}'.splitlines()[0]) from error
-    gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    activations = max(0, live.peak - weights - gradients - state)
-    buckets = gradients if run.place.world > 1 else 0  # in which DistributedDataParallel sends them
-    tensors = (weights, gradients + buckets, state, 0 if run.ema is None else weights, activations)
-    return MemoryCount(*tensors, int(_HOLES * sum(tensors)) if run.place.device.type == 'cpu' else 0)
 
 
 def _update(run: Training, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
@@ -104,6 +133,12 @@ class _Live(TorchDispatchMode):
         super().__init__()
         self.bytes = self.peak = 0
         self._known: weakref.WeakSet = weakref.WeakSet()
+
+    def hold(self, model: nn.Module) -> int:
+        """Count parameters and buffers, which are there already; returns their bytes."""
+        for tensor in (*model.parameters(), *model.buffers()):
+            self.add(tensor)
+        return self.bytes
 
     def add(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()

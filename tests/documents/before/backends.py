@@ -1,0 +1,5 @@
+"""The bias that the reader has."""
+
+import torch
+
+bias = torch.randn(3, 27, 27)
