@@ -1,6 +1,9 @@
 """Collect what others need to check the number of a finished run: weights, configuration, history, checksums.
 
 python -m experiments.publish --run output/fashion_mnist --output docs/results/fashion_mnist
+
+The weights of shipped models lie in nprf_vit/models/weights; model.safetensors in docs/results is a link to them. For
+the Hugging Face Hub: python -m nprf_vit.hub.
 """
 
 import argparse
