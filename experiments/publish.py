@@ -1,6 +1,9 @@
 """Collect what others need to check the number of a finished run: weights, configuration, history, checksums.
 
 python -m experiments.publish --run output/fashion_mnist --output docs/results/fashion_mnist
+
+The weights of shipped models lie in nprf_vit/models/weights; model.safetensors in docs/results is a link to them. For
+the Hugging Face Hub: python -m nprf_vit.hub.
 """
 
 import argparse
@@ -22,7 +25,8 @@ def publish(run: Path, output: Path) -> dict[str, float]:
     metrics = last['history'][-1]
     output.mkdir(parents=True, exist_ok=True)
     note = {'epoch': str(metrics['epoch']), 'weights': 'last step of the epoch'}
-    save_file({name: w.contiguous() for name, w in last['state_dict'].items()}, output / WEIGHTS, metadata=note)
+    weights = (output / WEIGHTS).resolve()  # where it is a link, the file in the package is the one to replace
+    save_file({name: w.contiguous() for name, w in last['state_dict'].items()}, weights, metadata=note)
     config = override(load_config(run / 'config.yaml'), data_dir=None)  # a folder of this machine only
     (output / 'config.yaml').write_text(dump_config(config), encoding='utf-8')
     shutil.copyfile(run / 'summary.csv', output / 'summary.csv')

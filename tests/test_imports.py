@@ -24,7 +24,7 @@ BELOW |= {
     '__init__': {'ops', 'layers', 'models', 'version'},
 }
 # commands: nothing imports them, and they use what they need
-TOOLS = {'convert_checkpoint', 'doctor', 'explore', 'list', 'report', 'sample', 'train', 'validate'}
+TOOLS = {'convert_checkpoint', 'doctor', 'explore', 'hub', 'list', 'report', 'sample', 'train', 'validate'}
 BELOW |= {name: set(BELOW) - TOOLS - {'__init__'} for name in TOOLS}
 BELOW['explore'] |= {'sample'}  # the completions of a model of pixels are those that it draws
 

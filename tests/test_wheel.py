@@ -14,6 +14,7 @@ import nprf_vit
 from nprf_vit.engine.output import provenance
 
 ROOT = Path(nprf_vit.__file__).parents[1]
+PRETRAINED = "import timm, nprf_vit; timm.create_model('nprf_deit_tiny.digits', pretrained=True); print('loaded')"
 
 
 def test_scripts_of_the_checkout_are_the_installed_commands():
@@ -58,18 +59,20 @@ def test_the_wheel_runs_outside_the_checkout(tmp_path):
         files = {name for name in archive.namelist() if name.startswith('nprf_vit/')}
         archive.extractall(tmp_path / 'site')
     package = {'nprf_vit/py.typed'}
-    for ending in ('py', 'css', 'html', 'js'):
+    for ending in ('py', 'css', 'html', 'js', 'safetensors'):
         package |= {str(file.relative_to(ROOT)) for file in (ROOT / 'nprf_vit').rglob(f'*.{ending}')}
     assert files == package
-    for module, shown in (
-        ('train', 'configuration keys'),
-        ('validate', '--checkpoint'),
-        ('doctor', '--seconds'),
-        ('explore', '--img-size'),
-        ('report', 'RUN'),
+    for command, shown in (
+        (('-m', 'nprf_vit.train', '--help'), 'configuration keys'),
+        (('-m', 'nprf_vit.validate', '--help'), '--checkpoint'),
+        (('-m', 'nprf_vit.doctor', '--help'), '--seconds'),
+        (('-m', 'nprf_vit.explore', '--help'), '--img-size'),
+        (('-m', 'nprf_vit.report', '--help'), 'RUN'),
+        (('-m', 'nprf_vit.hub', '--help'), '--push'),
+        (('-c', PRETRAINED), 'loaded'),
     ):
         done = subprocess.run(
-            [sys.executable, '-m', f'nprf_vit.{module}', '--help'],
+            [sys.executable, *command],
             cwd=tmp_path,
             env={'PYTHONPATH': str(tmp_path / 'site'), 'PATH': ''},
             capture_output=True,

@@ -3,10 +3,11 @@
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model, resolve_pretrained_cfg
 
 from .distilled import KernelVisionTransformerDistilled
 from .kernel_deit import KernelVisionTransformer, checkpoint_filter_fn
+from .shipped import SHIPPED
 
 __all__ = ['checkpoint_filter_fn']  # register_model adds the entry points
 
@@ -31,7 +32,9 @@ def _cfg(url: str = '', **kwargs: Any) -> dict[str, Any]:
 
 default_cfgs = generate_default_cfgs(
     {
-        'nprf_deit_tiny': _cfg(),
+        **{name: _cfg(**shipped.pretrained_cfg) for name, shipped in SHIPPED.items()},
+        # after its tags and with a star: timm would take the first tag with weights for the default, classes and all
+        'nprf_deit_tiny.*': _cfg(),
         'nprf_deit_small': _cfg(),
         'nprf_deit_base': _cfg(),
         'nprf_deit_base_384': _cfg(input_size=(3, 384, 384), crop_pct=1.0),
@@ -54,13 +57,19 @@ def _create_kernel_deit(
     **kwargs: Any,
 ) -> KernelVisionTransformer:
     out_indices = kwargs.pop('out_indices', 3)
-    return build_model_with_cfg(
+    tag = resolve_pretrained_cfg(variant, kwargs.get('pretrained_cfg')).tag
+    shipped = SHIPPED.get(f'{variant}.{tag}')
+    tag_args = {} if shipped is None else shipped.model_args
+    model = build_model_with_cfg(
         model_cls,
         variant,
         pretrained,
         feature_cfg={'out_indices': out_indices, 'feature_cls': 'getter'},
-        **dict(model_args, **kwargs),
+        **{**model_args, **tag_args, **kwargs},
     )
+    if tag_args:
+        model._model_args = dict(tag_args)  # timm writes these into config.json, with those of the caller on top
+    return model
 
 
 @register_model
