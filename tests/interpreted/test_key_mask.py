@@ -64,6 +64,28 @@ def test_a_peak_above_a_masked_key(causal):
     check(tensors, mask, output=2e-5, gradient=5e-4, causal=causal)
 
 
+@pytest.mark.parametrize('window', [None, (3, 3)])
+def test_large_values_beside_a_masked_key_below_a_peak(window):
+    """What the masked key would count for is beyond float32; it has no part in a query's gradient, nor far's none."""
+    tensors = make((3, 7), window=window)
+    entries = tensors['bias'].view(2, -1)
+    entries[:, entries.shape[1] // 2] += 120.0
+    tensors['v'] *= 1e3
+    mask = torch.ones(2, 21, dtype=torch.bool)
+    mask[0, 9], mask[1, 3:6] = False, False
+    check(tensors, mask, output=2e-5, gradient=5e-4, grid_size=(3, 7))
+
+
+def test_signed_features_below_a_peak_above_a_masked_key():
+    tensors = make((3, 7), seed=1)
+    tensors['phi_q'][..., 0] *= -0.2
+    entries = tensors['bias'].view(2, -1)
+    entries[:, entries.shape[1] // 2] += 200.0
+    mask = torch.ones(2, 21, dtype=torch.bool)
+    mask[0, 9], mask[1, 3:6] = False, False
+    check(tensors, mask, output=2e-5, gradient=5e-4, positive=False, grid_size=(3, 7))
+
+
 @pytest.mark.parametrize('positive', [True, False])
 @pytest.mark.parametrize('window', [None, (3, 3)])
 def test_an_item_without_keys(window, positive):

@@ -237,6 +237,8 @@ def attention_forward(
                 )
             if POSITIVE:
                 logs += tl.where(s > 0, tl.log2(tl.maximum(s, _TINY)), float('-inf'))
+            else:  # a zero key's bias is no row's maximum
+                logs = tl.where(s == 0, float('-inf'), logs)
             logs = tl.where(seen, logs, float('-inf'))
             new_max = tl.maximum(row_max, tl.max(logs, 1))
             safe_max = tl.where(new_max == float('-inf'), 0.0, new_max)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .gradient_pairs import pair_weights, value_dot
-from .prepare import C_FAR, FAR, HEAD_ROW
+from .prepare import FAR, HEAD_ROW
 from .tiles import load_rows
 
 
@@ -143,7 +143,7 @@ def bias_gradient(
 
     With a window also d_far. A constant added to every offset changes nothing, so all gradients of a head add up to
     zero, and the one beyond the window is minus the sum of those inside: exactly zero where nothing lies beyond
-    (`covered`), or nothing has weight there.
+    (`covered`), or nothing has weight there. Not where c is zero: rows that see no key at its maximum have their own.
     """
     pid = tl.program_id(0)
     part, h = pid % blocks, (pid // blocks).to(tl.int64)
@@ -171,5 +171,5 @@ def bias_gradient(
                 row = first + tl.arange(0, BLOCK)
                 at = (h * rows + row) * (2 * BLOCK_X) + 2 * BLOCK_X - 1
                 far += tl.load(scratch + at, mask=row < rows, other=0.0)
-            nothing = (covered > 0) | (tl.load(heads + h * HEAD_ROW + C_FAR) == 0)
+            nothing = (covered > 0) | (tl.load(heads + h * HEAD_ROW + FAR) == float('-inf'))
             tl.store(d_far + h, tl.where(nothing, 0.0, -tl.sum(far, 0)))
