@@ -83,7 +83,7 @@ class _Plan(NamedTuple):
         """The biases (K, s, keys) of each strip, the same for every tile; later keys of a causal sequence have -inf."""
         (ty, tx), (r, s) = self.tile, (bias.shape[1] // 2, bias.shape[2] // 2)
         of_y, of_x = (torch.arange(t, device=bias.device) for t in self.tile)
-        col = torch.tensor(list(self.cols), device=bias.device)
+        col = torch.arange(self.cols.start, self.cols.stop, device=bias.device)
         dx = col[:, None] * tx + of_x - of_x[:, None, None]  # tx, cols, tx: key minus query
         for row in self.rows:
             dy = row * ty + of_y - of_y[:, None]  # ty, ty
