@@ -29,6 +29,10 @@ WORDS, BLEU, GLUE = PAPER_PERPLEXITY, PAPER_BLEU, PAPER_GLUE['nprf_bias']
 PERPLEXITIES = (
     f'NPRF with bias {WORDS["nprf_bias"]}, softmax {WORDS["softmax"]}, TRF {WORDS["trf"]}, linear elu {WORDS["elu"]}'
 )
+BLEUS = (
+    f'standard {BLEU["standard"]}, standard encoder with PRF decoder {BLEU["standard_prf"]}, PRF {BLEU["prf"]}, '
+    f'NPRF with bias {BLEU["nprf_bias"]}'
+)
 
 # by file, each quotation with as many words around it as tell which number it is
 QUOTATIONS = {
@@ -50,11 +54,11 @@ QUOTATIONS = {
         f'NPRF without bias {TOP1[NORPE]}.',
         f'NPRF with a bias at {BITS["nprf"]} and PRF at {BITS["prf"]} bits/dim on ImageNet32',
         f'The paper has {PERPLEXITIES} on WikiText-103',
+        f'The paper has {BLEUS} on IWSLT14 de-en',
     ],
     'docs/language.md': [
         f'WikiText-103, test perplexity | {PERPLEXITIES} |',
-        f'standard {BLEU["standard"]}, standard encoder with PRF decoder {BLEU["standard_prf"]}, PRF {BLEU["prf"]}, '
-        f'NPRF with bias {BLEU["nprf_bias"]} |',
+        f'BLEU | {BLEUS} |',
         f'average over GLUE | NPRF with bias {GLUE} |',
     ],
     'examples/language/language_model.py': [f'(test perplexity): {PERPLEXITIES}. Not run here.'],
