@@ -12,8 +12,6 @@ from collections.abc import Sequence
 import timm
 from tqdm import tqdm
 
-import nprf_vit  # noqa: F401  registers the models
-
 from .command import run_command
 from .engine.model_cost import CannotCount, ModelCost, count_model
 from .errors import Exit, InputError, RunError, exit_with

@@ -22,6 +22,7 @@ from .engine.run_report.page import NAME, report_page
 from .engine.run_report.read_run import RunRecord, read_run
 from .engine.validate import load_models
 from .errors import Exit, InputError, NotSaved, RunError, exit_with
+from .html_page.build import size_of
 from .processes import print_any_name
 
 
@@ -83,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.suppress(OSError):  # nobody may listen any more
         for run in runs:
             print(f'{run.folder}: {run.state}')
-        print(f'wrote {args.output}, {len(page.encode()) / 1e6:.1f} MB; open it in a browser', flush=True)
+        print(f'wrote {args.output}, {size_of(page)}; open it in a browser', flush=True)
     return Exit.DONE
 
 

@@ -32,7 +32,7 @@ def coloured(text: str, stream: TextIO, *styles: str) -> str:
 def boxed(text: str, stream: TextIO, title: str = '') -> str:
     """The text in a box if it goes to a terminal that is wide enough."""
     lines = [line.rstrip() for line in text.splitlines()]
-    width = max([len(title) + 2, *(len(_ESCAPE.sub('', line)) for line in lines)])
+    width = max([len(title) + 2 if title else 0, *(len(_ESCAPE.sub('', line)) for line in lines)])
     if not is_terminal(stream) or width + 4 > shutil.get_terminal_size().columns:
         return text
     head = f'─ {title} ' if title else ''

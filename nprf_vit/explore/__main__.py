@@ -11,6 +11,7 @@ from nprf_vit.command import check_path, run_command
 from nprf_vit.config.yaml_file import override
 from nprf_vit.engine.output.result_file import ResultFile
 from nprf_vit.errors import Exit, InputError, NotSaved, RunError, exit_with
+from nprf_vit.html_page.build import size_of
 from nprf_vit.layers import KERNELS
 from nprf_vit.processes import print_any_name
 from nprf_vit.sample import read_image
@@ -117,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     except (InputError, RunError) as error:
         return exit_with(error)
     with contextlib.suppress(OSError):  # nobody may listen any more
-        print(f'wrote {args.output}, {len(page.encode()) / 1e6:.1f} MB; open it in a browser', flush=True)
+        print(f'wrote {args.output}, {size_of(page)}; open it in a browser', flush=True)
     return Exit.DONE
 
 

@@ -71,3 +71,9 @@ def picture_url(pixels: np.ndarray) -> str:
     image.save(stream, 'PNG' if small else 'JPEG', **({'optimize': True} if small else {'quality': 88}))
     kind = 'png' if small else 'jpeg'
     return f'data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode("ascii")}'
+
+
+def size_of(page: str) -> str:
+    """Of the file, in words."""
+    size = len(page.encode())
+    return f'{size / 1e6:.1f} MB' if size >= 1e6 else f'{size / 1e3:.0f} kB'
