@@ -9,7 +9,17 @@ cost: multiply-adds of one attention layer of DeiT-base size, counted, not timed
 
 The 360 digits held out are those of `configs/digits.yaml`; one image is 0.28 %.
 
-OUTPUT
+It prints:
+
+    softmax, 40 epochs: top-1 90.83
+      8 features: converted 32.50, after 3 more epochs 78.06
+     32 features: converted 37.50, after 3 more epochs 78.61
+    128 features: converted 57.50, after 3 more epochs 87.50
+    multiply-adds of one layer, billions: image side, softmax, 32 features
+      224 px     0.52     0.48
+      512 px     4.03     2.52
+     1024 px    35.43    10.07
+     2048 px   450.97    40.28
 """
 
 import argparse
