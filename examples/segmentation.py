@@ -141,7 +141,7 @@ def draw(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, path: st
     for axes, pictures, title in rows:
         for axis, picture in zip(axes, pictures):
             labels = {} if title == 'image' else {'cmap': 'tab20', 'vmin': 0, 'vmax': 19}
-            axis.imshow(picture, **(labels or {'cmap': 'gray'}))
+            axis.imshow(picture.numpy(), **(labels or {'cmap': 'gray'}))
             axis.set(xticks=[], yticks=[])
         axes[0].set_ylabel(title)
     figure.savefig(path, dpi=80)

@@ -25,7 +25,7 @@ def test_costs():
 
 
 def test_it_runs(capsys):
-    found = main(['--epochs', '1', '--tune-epochs', '1'])
+    found = main(['--epochs', '1', '--tune-epochs', '1', '--images', '64'])
     assert len(found) == 1 + 2 * len(FEATURES) and '2048 px' in capsys.readouterr().out
 
 

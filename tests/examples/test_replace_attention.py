@@ -28,7 +28,7 @@ def test_its_softmax_is_ours():
 
 
 def test_it_runs(capsys):
-    assert set(main(['--epochs', '1'])) == set(MODELS)
+    assert set(main(['--epochs', '1', '--images', '64'])) == set(MODELS)
     assert 'relative position bias' in capsys.readouterr().out
 
 
