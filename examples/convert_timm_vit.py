@@ -9,7 +9,17 @@ cost: multiply-adds of one attention layer of DeiT-base size, counted, not timed
 
 The 360 digits held out are those of `configs/digits.yaml`; one image is 0.28 %.
 
-OUTPUT
+It prints:
+
+    softmax, 40 epochs: top-1 90.83
+      8 features: converted 32.50, after 3 more epochs 78.06
+     32 features: converted 37.50, after 3 more epochs 78.61
+    128 features: converted 57.50, after 3 more epochs 87.50
+    multiply-adds of one layer, billions: image side, softmax, 32 features
+      224 px     0.52     0.48
+      512 px     4.03     2.52
+     1024 px    35.43    10.07
+     2048 px   450.97    40.28
 """
 
 import argparse
@@ -42,15 +52,17 @@ def make_vit() -> nn.Module:
     )
 
 
-def digits(split: str) -> tuple[torch.Tensor, torch.Tensor]:
+def digits(split: str, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Images (B, 1, 8, 8) of mean 0 and deviation 1, nearly, and classes."""
     data = Digits(split)
-    return (torch.from_numpy(data.levels).float()[:, None] / 16 - 0.3) / 0.37, torch.from_numpy(data.targets).long()
+    images = (torch.from_numpy(data.levels).float()[:, None] / 16 - 0.3) / 0.37
+    chosen = torch.linspace(0, len(data) - 1, count or len(data)).long()  # they are sorted by class
+    return images[chosen], torch.from_numpy(data.targets).long()[chosen]
 
 
-def train(model: nn.Module, epochs: int, lr: float) -> None:
+def train(model: nn.Module, epochs: int, lr: float, count: int | None = None) -> None:
     model.train()
-    images, targets = digits('train')
+    images, targets = digits('train', count)
     optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=epochs * (len(images) // 32))
     for _ in range(epochs):
@@ -82,16 +94,17 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--epochs', type=int, default=40)
     parser.add_argument('--tune-epochs', type=int, default=3)
+    parser.add_argument('--images', type=int, help='to learn from, at least 32; default: all 1437')
     args = parser.parse_args(argv)
     torch.manual_seed(0)
     vit = make_vit()
-    train(vit, args.epochs, 2e-3)
+    train(vit, args.epochs, 2e-3, args.images)
     found = {'softmax': top1(vit)}
     print(f'softmax, {args.epochs} epochs: top-1 {found["softmax"]:.2f}', flush=True)
     for features in FEATURES:
         model = nprf_vit.convert(vit, kernel='prf', feature_dim=features)
         before = top1(model)
-        train(model, args.tune_epochs, 5e-4)
+        train(model, args.tune_epochs, 5e-4, args.images)
         found |= {f'{features} converted': before, f'{features} tuned': top1(model)}
         tuned = f'after {args.tune_epochs} more epochs {found[f"{features} tuned"]:.2f}'
         print(f'{features:>3} features: converted {before:.2f}, {tuned}', flush=True)

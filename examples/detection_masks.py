@@ -6,6 +6,12 @@ torchvision lays images of different sizes on one canvas (`ImageList`) and hands
 then takes part in attention over the whole image: what a photograph's features are depends on its neighbours in the
 batch. A mask made of `image_sizes` takes the padding out, exactly. The photographs are scikit-learn's two (CC BY 2.0),
 one of them turned to portrait format; the weights are random.
+
+It prints:
+
+    without the mask a neighbour in the batch moves features by 8.57%
+    with the mask a neighbour in the batch moves features by 0.00%
+    a training step: loss_classifier 1.140, loss_box_reg 0.042, loss_objectness 0.692, loss_rpn_box_reg 0.001
 """
 
 # B batch, C channels, H×W grid of patches

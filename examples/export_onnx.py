@@ -4,7 +4,11 @@ python examples/export_onnx.py [--output digits.onnx]
 
 Needs onnx, onnxscript and onnxruntime. The graph holds plain operators, no code of this package.
 
-OUTPUT
+It prints:
+
+    207 nodes of 21 kinds, 0.81 MB
+    largest difference of a logit: 2e-06, logits up to 5.2
+    top-1 of 360: torch 98.61, onnxruntime 98.61
 """
 
 import argparse

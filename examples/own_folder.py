@@ -8,7 +8,23 @@ python examples/own_folder.py FOLDER --demo 40             no images yet: first 
 
 A fifth of each class is set apart for validation, as links in OUTPUT/data; the images stay where they are.
 
-OUTPUT
+With --demo 40 --set hflip=0, from scratch, and then with --fine-tune nprf_deit_tiny.fashion_mnist:
+
+    10 classes, 308 images to train and 92 to validate on
+    …
+                                 top-1   top-5      loss   images
+    nprf_deit_tiny               56.52   92.39    1.5057       92
+    nprf_deit_tiny (EMA)         40.22   83.70    1.9010       92
+    best top1 56.52 after epoch 20; weights in output/own_images/best.pt
+
+and
+
+    10 classes, 308 images to train and 92 to validate on
+    …
+                                          top-1   top-5      loss   images
+    nprf_deit_tiny.fashion_mnist          94.57  100.00    0.4138       92
+    nprf_deit_tiny.fashion_mnist (EMA)    83.70  100.00    0.6215       92
+    best top1 94.57 after epoch 20; weights in output/tuned/best.pt
 """
 
 import argparse

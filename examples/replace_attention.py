@@ -81,14 +81,16 @@ MODELS = {
 }
 
 
-def digits(split: str) -> tuple[torch.Tensor, torch.Tensor]:
+def digits(split: str, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Images (B, 1, 8, 8) of mean 0 and deviation 1, nearly, and classes."""
     data = Digits(split)
-    return (torch.from_numpy(data.levels).float()[:, None] / 16 - 0.3) / 0.37, torch.from_numpy(data.targets).long()
+    images = (torch.from_numpy(data.levels).float()[:, None] / 16 - 0.3) / 0.37
+    chosen = torch.linspace(0, len(data) - 1, count or len(data)).long()  # they are sorted by class
+    return images[chosen], torch.from_numpy(data.targets).long()[chosen]
 
 
-def train(model: nn.Module, epochs: int) -> None:
-    images, targets = digits('train')
+def train(model: nn.Module, epochs: int, count: int | None = None) -> None:
+    images, targets = digits('train', count)
     tables = [p for name, p in model.named_parameters() if 'rel_pos_bias' in name]
     others = [p for name, p in model.named_parameters() if 'rel_pos_bias' not in name]
     # so short a run hardly moves a bias that starts near zero: the tables learn 30 times as fast (docs/results.md)
@@ -117,6 +119,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--epochs', type=int, default=30)
     parser.add_argument('--seeds', type=int, default=1, help='runs of each model')
+    parser.add_argument('--images', type=int, help='to learn from, at least 32; default: all 1437')
     args = parser.parse_args(argv)
     found = {}
     print(f'{"":<36}{"parameters":>10}  top-1 after {args.epochs} epochs')
@@ -125,7 +128,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         for seed in range(args.seeds):
             torch.manual_seed(seed)
             model = ViT(make_attn, pos_embed)
-            train(model, args.epochs)
+            train(model, args.epochs, args.images)
             scores.append(top1(model))
         parameters = sum(p.numel() for p in model.parameters())
         shown = '  '.join(f'{score:.2f}' for score in scores)

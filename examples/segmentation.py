@@ -8,9 +8,24 @@ Fashion-MNIST's clothes are pasted on grey pieces of scikit-learn's two photogra
 clothing, ten classes and the background. The encoder is the classifier that comes with the package, by timm's
 `features_only=True`; the decoder is two layers. That classifier has seen single pieces of clothing of 28 px, 4×4
 patches. A larger canvas shows more at the same scale, so its bias is extended by a constant (`rel_pos_extend='extend'`)
-and its position embedding is left out: the maps do not depend on where a piece lies, and 112 px need no training.
+and its position embedding is left out: nothing is tied to a place on the canvas, and 112 px need no training.
 
-OUTPUT
+It prints:
+
+    KernelVisionTransformer adapted the checkpoint: dropped pos_embed; added blocks.*.attn.rel_pos_bias.far (zero).
+    epoch 1/5: loss 1.393
+    epoch 2/5: loss 0.579
+    epoch 3/5: loss 0.465
+    epoch 4/5: loss 0.390
+    epoch 5/5: loss 0.342
+    56 px: pixels 86.7 %, mean IoU 36.4 %
+    112 px: pixels 85.5 %, mean IoU 31.8 %
+
+and with --scratch:
+
+    …
+    56 px: pixels 82.0 %, mean IoU 18.3 %
+    112 px: pixels 81.3 %, mean IoU 16.1 %
 """
 
 # B batch, C channels, H×W pixels
@@ -126,7 +141,7 @@ def draw(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, path: st
     for axes, pictures, title in rows:
         for axis, picture in zip(axes, pictures):
             labels = {} if title == 'image' else {'cmap': 'tab20', 'vmin': 0, 'vmax': 19}
-            axis.imshow(picture, **(labels or {'cmap': 'gray'}))
+            axis.imshow(picture.numpy(), **(labels or {'cmap': 'gray'}))
             axis.set(xticks=[], yticks=[])
         axes[0].set_ylabel(title)
     figure.savefig(path, dpi=80)

@@ -4,9 +4,12 @@ import subprocess
 import sys
 
 import pytest
+import timm
 from PIL import Image
 
-from examples.own_folder import find_images
+from examples.own_folder import find_images, fine_tune_keys, write_digits
+from nprf_vit.config.yaml_file import load_config
+from nprf_vit.engine.checkpoint.file import read_checkpoint
 from nprf_vit.engine.output.csv_file import read_rows
 
 from ..data.folders import CLASSES, digit_folder
@@ -34,6 +37,35 @@ def test_a_folder_of_classes_is_split_and_trained_on(tmp_path):
     assert sorted(parts['train'] + parts['val']) == sorted(path.resolve() for path in folder.rglob('*.png'))
     assert f'{CLASSES} classes, {len(parts["train"])} images to train and {len(parts["val"])} to validate on' in said
     assert int(read_rows(out / 'summary.csv')[0]['images']) == len(parts['val'])
+
+
+def test_fine_tuning_starts_from_shipped_weights(tmp_path):
+    folder, out = digit_folder(tmp_path / 'mine', train=10) / 'train', tmp_path / 'out'
+    keys = 'epochs=1', 'warmup_epochs=0', 'workers=0', 'global_batch=16', 'batch_size=16'
+    run(folder, '--fine-tune', 'nprf_deit_tiny.fashion_mnist', '--output', out, '--set', *keys)
+    config = load_config(out / 'config.yaml')
+    assert config.model == 'nprf_deit_tiny.fashion_mnist' and config.pretrained and config.num_classes == CLASSES
+    weights, start = read_checkpoint(out / 'last.pt')['state_dict'], timm.create_model(config.model, pretrained=True)
+    assert weights['head.weight'].shape == (CLASSES, 128)
+    name = 'blocks.0.mlp.fc1.weight'
+    moved = (weights[name] - start.state_dict()[name]).norm() / start.state_dict()[name].norm()
+    assert 0 < moved < 0.1  # a random start would be farther away than its own length
+
+
+def test_where_fine_tuning_starts(tmp_path):
+    (tmp_path / 'x.pt').touch()
+    assert fine_tune_keys(str(tmp_path / 'x.pt'))[0] == f'initial_checkpoint={tmp_path / "x.pt"}'
+    with pytest.raises(SystemExit, match='neither a file nor a model with weights, such as nprf_deit_tiny.digits'):
+        fine_tune_keys('nprf_deit_tiny')
+
+
+def test_the_demo_writes_digits_once(tmp_path):
+    write_digits(tmp_path / 'digits', 3)
+    assert {name: len(images) for name, images in find_images(tmp_path / 'digits').items()} == dict.fromkeys(
+        '0123456789', 3
+    )
+    with pytest.raises(SystemExit, match='is there already'):
+        write_digits(tmp_path / 'digits', 3)
 
 
 @pytest.mark.parametrize('kind', ['missing', 'empty', 'one image', 'split'])
