@@ -10,8 +10,6 @@ from .gradient_pairs import LARGEST, load_state, other_tiles, other_tokens, pair
 from .prepare import C_FAR, FAR, HEAD_ROW, LOST, WIDE
 from .tiles import flat_tile, grid_tile, load_rows, store_rows
 
-_FINITE: tl.constexpr = tl.constexpr(1e38)
-
 
 @triton.jit
 def feature_gradient(
@@ -125,8 +123,6 @@ def feature_gradient(
                 width, radius_y, radius_x, BIAS, CAUSAL, True,
             )  # fmt: skip
             product = (product - own_delta[:, None]) * weight
-            # infinite where a zero key lies far above the row's maximum: times its features, NaN
-            product = tl.clamp(product, -_FINITE, _FINITE, tl.PropagateNan.ALL)
         else:
             d_other = tl.load(delta + stats + others, mask=there, other=0.0)
             r_other = tl.load(ratio + stats + others, mask=there, other=0.0)
