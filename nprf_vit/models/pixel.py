@@ -187,7 +187,7 @@ class PixelTransformer(nn.Module):
         """Integer images (B, C, H, W) to normalized tokens (B, N, E); token t has seen the bytes before t."""
         self._check_images(x)
         raster = to_raster(x)[:, : self.length]  # B, N
-        x = torch.cat([self.start_token.expand(len(raster), -1, -1), self.embed_bytes(raster[:, :-1])], dim=1)
+        x = torch.cat([self.start_token.expand(raster.shape[0], -1, -1), self.embed_bytes(raster[:, :-1])], dim=1)
         if self.pos_embed is not None:
             x = x + self.pos_embed
         x = self.embed_drop(x)
