@@ -78,7 +78,9 @@ def read_commands(page: Path, root: Path = ROOT) -> list[Command]:
     """From blocks without a language or of a shell, and from code in sentences."""
     name = page.relative_to(root).as_posix()
     shell = [b.text for b in read_blocks(page, root) if b.language in ('', 'bash', 'sh', 'shell', 'console')]
-    lines = [line for text in shell for line in text.replace('\\\n', ' ').splitlines()]
+    # what follows a change of folder runs elsewhere
+    here = [re.split(r'^cd \S|&& cd \S', text, flags=re.MULTILINE)[0] for text in shell]
+    lines = [line for text in here for line in text.replace('\\\n', ' ').splitlines()]
     prose = FENCE.sub('', page.read_text(encoding='utf-8'))
     spans = re.findall(r'`([^`]+)`', prose)
     return [Command(name, part, True) for part in _parts(lines)] + [
@@ -89,4 +91,12 @@ def read_commands(page: Path, root: Path = ROOT) -> list[Command]:
 def _parts(lines: list[str]) -> list[str]:
     """The commands among them, each once."""
     parts = [' '.join(part.split()).removeprefix('$ ') for line in lines for part in line.split('&&')]
-    return [part for part in dict.fromkeys(parts) if COMMAND.match(part)]
+    parts = [_without_brackets(part) for part in dict.fromkeys(parts)]
+    return [part for part in parts if COMMAND.match(part)]
+
+
+def _without_brackets(part: str) -> str:
+    """A command inside $(...) that ends the line."""
+    while part.endswith(')') and part.count(')') > part.count('('):
+        part = part[:-1]
+    return part

@@ -34,7 +34,7 @@ def parser_of(module: str) -> argparse.ArgumentParser | None:
     name = f'{module}.__main__' if (ROOT / module.replace('.', '/')).is_dir() else module
     found = importlib.util.find_spec(name)
     assert found is not None and found.origin, f'python -m {module}: no such module'
-    if module.startswith('examples') and 'argparse' not in Path(found.origin).read_text(encoding='utf-8'):
+    if module.startswith('examples') and not parses(Path(found.origin)):
         return None  # it would begin to work
 
     def stop(self, *args, **kwargs):
@@ -48,6 +48,12 @@ def parser_of(module: str) -> argparse.ArgumentParser | None:
     except Built as built:
         return built.args[0]
     return None
+
+
+def parses(file: Path) -> bool:
+    """Whether an example has a command line, of its own or of its folder."""
+    beside = [file] if file.parent.name == 'examples' else file.parent.glob('*.py')
+    return any('argparse' in path.read_text(encoding='utf-8') for path in beside)
 
 
 def target(words: list[str]) -> tuple[str, list[str]] | None:
@@ -121,7 +127,7 @@ def test_commands_are_found(tmp_path):
     page = tmp_path / 'page.md'
     page.write_text(
         'Run `python -m\nnprf_vit.doctor --csv FILE` or `train.py --dry-run`.\n\n```\npip install x && \\\n  A=1 '
-        'torchrun --nproc-per-node 8 train.py --config F  # why\noutput\n```\n'
+        'torchrun --nproc-per-node 8 train.py --config F  # why\noutput\ncd other\npython here.py x\n```\n'
     )
     found = read_commands(page, tmp_path)
     assert [(command.words, command.whole) for command in found] == [
