@@ -7,7 +7,12 @@ attention, with a learned relative position bias in the place of the position em
 embedding, kernelized with an embedding, kernelized with the bias. The 360 digits held out are those of
 `configs/digits.yaml`; one image is 0.28 %.
 
-OUTPUT
+It prints:
+
+                                        parameters  top-1 after 30 epochs
+    softmax, position embedding            136,010  93.06
+    kernelized, position embedding         136,010  90.28
+    kernelized, relative position bias     135,770  97.78
 """
 
 # B batch, N tokens, C channels

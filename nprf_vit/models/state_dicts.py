@@ -41,7 +41,7 @@ def resize_pos_embed(
     grid = grid.to(torch.promote_types(grid.dtype, torch.float32))
     grid = grid.transpose(1, 2).unflatten(2, tuple(old_size))  # 1, C, H', W'
     grid = F.interpolate(grid, size=list(new_size), mode='bicubic', antialias=True)
-    grid = grid.flatten(2).transpose(1, 2).to(pos_embed.dtype)  # 1, N, C
+    grid = grid.flatten(2).mT.contiguous().to(pos_embed.dtype)  # 1, N, C; safetensors takes no other strides
     return torch.cat([prefix, grid], dim=1) if num_prefix_tokens else grid
 
 

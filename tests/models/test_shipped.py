@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from timm.models import save_for_hf
 
 import nprf_vit
@@ -144,3 +145,12 @@ def test_saved_for_the_hub_and_loaded(name, tmp_path):
     loaded = timm.create_model(f'local-dir:{tmp_path}', pretrained=True).eval()
     image = torch.randn(2, *model.pretrained_cfg['input_size'])
     torch.testing.assert_close(loaded(image), model(image), rtol=0, atol=0)
+
+
+@names
+def test_resized_weights_are_saved(name, tmp_path):
+    """safetensors refuses tensors that are not contiguous, as a resized position embedding was."""
+    model = timm.create_model(name, pretrained=True)
+    model.set_input_size(56)
+    save_file(model.state_dict(), tmp_path / 'model.safetensors')
+    assert torch.equal(load_file(tmp_path / 'model.safetensors')['pos_embed'], model.pos_embed)
