@@ -29,6 +29,7 @@ from nprf_vit.engine.train import train
 
 ROOT = Path(__file__).parent.parent
 FASHION, PIXEL = 'configs/fashion_12px.yaml', 'configs/digits_pixel.yaml'
+CIFAR = 'configs/cifar10_small.yaml'
 
 _SHORT = ('epochs=2', 'epoch_steps=3', 'warmup_epochs=1', 'global_batch=8', 'batch_size=8', 'log_interval=1')
 _TINY = ('model_kwargs.embed_dim=16', 'model_kwargs.depth=1', 'model_kwargs.num_heads=2')

@@ -1,6 +1,6 @@
 """The models that the small experiments compare, by name: what each sets in configs/fashion_12px.yaml."""
 
-from experiments.runs import Run
+from experiments.runs import FASHION, Run
 
 NO_BIAS, PLAIN, SOFTMAX = 'model_kwargs.rel_pos=none', 'model_kwargs.normalize=false', 'model_kwargs.kernel=softmax'
 ABSOLUTE, PER_LAYER, FAST_BIAS = 'model_kwargs.pos_embed=learn', 'model_kwargs.rel_pos=layer', 'rel_pos_lr_scale=30'
@@ -35,10 +35,10 @@ DEIT = (
 )
 
 
-def runs(variant: str, seeds: int, *more: str, suffix: str = '') -> list[Run]:
+def runs(variant: str, seeds: int, *more: str, suffix: str = '', config: str = FASHION) -> list[Run]:
     """Runs of a variant that differ in initialization, order of the images and random features."""
     changes = (*VARIANTS[variant], *more)
-    return [Run(variant + suffix, s, (*changes, f'model_kwargs.seed={s}')) for s in range(seeds)]
+    return [Run(variant + suffix, s, (*changes, f'model_kwargs.seed={s}'), config) for s in range(seeds)]
 
 
 def long_runs(variant: str, seeds: int) -> list[Run]:

@@ -288,6 +288,7 @@ def test_off_the_cpu(grid, cells, budget, monkeypatch):
     assert_gradients(dict(zip(names, grads)), exact, 1e-9)
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 9), reason='slicing a fake CUDA tensor needs the driver')
 @pytest.mark.parametrize('grid', [(9, 8), (8, 6)], ids=str)
 def test_nothing_is_read_on_the_host(grid):
     n = grid[0] * grid[1]

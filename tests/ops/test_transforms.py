@@ -170,6 +170,7 @@ def test_vmap_of_vmap():
             assert_close(both[i, j], function(phi_q, phi_k, values[j], biases[i]))
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 9), reason='torch.func does not let the oracle read its mask')
 def test_masked_keys():
     case = make('grid')
     mask = torch.ones(2, 12, dtype=torch.bool)
