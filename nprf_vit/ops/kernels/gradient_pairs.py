@@ -13,7 +13,8 @@ import triton.language as tl
 
 from .tiles import flat_tile, grid_tile, half_dot, lookup, visible
 
-LARGEST: tl.constexpr = tl.constexpr(126.0)  # log2: a weight over a vanishing denominator stays finite
+# log2 of the largest weight: a zero key's, times a gradient, stays finite; others' are at most 1/s_ij
+LARGEST: tl.constexpr = tl.constexpr(100.0)
 
 
 @triton.jit
