@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -89,7 +90,8 @@ def as_on_cuda() -> Iterator[None]:
         mock.patch.object(optimizers, 'FUSED_DEVICES', kinds),
         mock.patch.object(transfer, 'ASYNC_DEVICES', kinds),
         mock.patch.object(torch.cuda, 'Event'),
-        mock.patch('torch.optim.adam._device_dtype_check_for_fused'),
+        # by name: torch 2.8 takes the module out of torch.optim again
+        mock.patch.object(import_module('torch.optim.adam'), '_device_dtype_check_for_fused'),
     ):
         yield
 

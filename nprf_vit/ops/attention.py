@@ -105,7 +105,7 @@ def check_arguments(
 
 def packed_backend(backend: str, qkv: torch.Tensor, m: int, bias: Bias | None, causal: bool) -> Whole | None:
     """What takes a packed projection qkv (B, N, 3, K, D) with m normalized positive features, if `backend` does."""
-    if transformed(qkv, *(() if bias is None else bias[:2])):
+    if transformed(qkv, *(() if bias is None else (bias.table, bias.far))):
         return None
     sizes, where = (m, qkv.shape[-1]), {'device': qkv.device.type, 'v_dtype': qkv.dtype}
     # of a grid that they do not fill: else the layer has none

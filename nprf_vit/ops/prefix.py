@@ -62,7 +62,7 @@ def prefix_attention(
         part = partial_attention(Inputs(queries, keys, values, checked), grid, positive, backend)
         z = _merge(part, queries, prefix_keys, prefix_values, of_tokens[:, None])
         part = _without_bias(phi_q[:, :, :p], keys, values.to(dtype), positive)
-        part = part._replace(log_den=part.log_den + of_prefix)
+        part = Partial(part.z, part.log_den + of_prefix, part.sign)
         return torch.cat([_merge(part, phi_q[:, :, :p], prefix_keys, prefix_values, among), z], dim=2).to(v.dtype)
 
 

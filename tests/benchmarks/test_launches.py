@@ -10,10 +10,12 @@ from benchmarks.launches import LIMITS, SIZES, audit, count
 from nprf_vit.ops.backends import batched, direct
 from nprf_vit.ops.backends.interface import Inputs
 from nprf_vit.ops.bias import Bias
+from tests.fake_cuda import needs_fake_cuda
 
 pytest.importorskip('triton')
 
 
+@needs_fake_cuda
 def test_few_launches_and_no_host_reads():
     rows = audit(['fused', 'fused window', 'direct', 'window', 'fft', 'cells'], SIZES)
     assert len(rows) == 6 * 4 * 2
@@ -25,11 +27,13 @@ def test_few_launches_and_no_host_reads():
         assert row.host_reads == 0 and row.largest_mb <= 512, row
 
 
+@needs_fake_cuda
 def test_cells_of_equal_size_need_no_indices():
     rows = audit(['cells'], {(28, 28): 1, (112, 112): 1})
     assert [(row.launches, row.host_reads) for row in rows] == [(20, 0), (46, 0)] * 2
 
 
+@needs_fake_cuda
 def test_the_dense_plain_path_at_128x128_is_near_what_512_mb_allow():
     """12.9 GB of scores pass through 512 MB: 24 chunks, each of which takes two products and one multiplication."""
     chunks = 12 * 4 * 128**4 / batched.SCRATCH
@@ -48,6 +52,7 @@ def test_a_host_read_is_noticed():
         assert count(lambda: direct.forward(inputs, (4, 4), False, torch.float32))[1] == 1
 
 
+@needs_fake_cuda
 def test_what_is_counted():
     with launches.FakeTensorMode():
         x = torch.empty(256, 1024, device='cuda')
@@ -56,6 +61,7 @@ def test_what_is_counted():
         assert count(lambda: torch.nn.functional.pad(x, (0, 1)))[0] == 2
 
 
+@needs_fake_cuda
 def test_the_command_writes_every_row(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(launches, 'SIZES', {(14, 14): 2})
     launches.main(['--json', str(tmp_path / 'rows.json')])

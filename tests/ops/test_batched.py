@@ -8,6 +8,7 @@ from nprf_vit.ops import reference
 from nprf_vit.ops.backends import batched, batched_tiles, direct
 from nprf_vit.ops.backends.interface import Inputs
 from nprf_vit.ops.bias import Bias
+from tests.fake_cuda import needs_fake_cuda
 
 from .compare import make_case
 
@@ -122,6 +123,7 @@ def test_wide_bias_in_float32():
     assert ((z.double() - weights @ case.v).abs() / (weights @ case.v.abs())).max() < 1e-4
 
 
+@needs_fake_cuda
 @pytest.mark.parametrize('causal', [False, True])
 def test_nothing_is_read_on_the_host(causal, monkeypatch):
     with FakeTensorMode():

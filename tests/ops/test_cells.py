@@ -11,6 +11,7 @@ from nprf_vit.ops import choose_backend, kernel_attention, reference
 from nprf_vit.ops.backends import batched
 from nprf_vit.ops.backends import cells as cells_backend
 from nprf_vit.ops.cell_grid import CellGrid, cell_of, first_token
+from tests.fake_cuda import needs_fake_cuda
 
 from .compare import FORWARD_TOLERANCE, assert_gradients, assert_output, check, gradients, make_case
 
@@ -288,7 +289,7 @@ def test_off_the_cpu(grid, cells, budget, monkeypatch):
     assert_gradients(dict(zip(names, grads)), exact, 1e-9)
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 9), reason='slicing a fake CUDA tensor needs the driver')
+@needs_fake_cuda
 @pytest.mark.parametrize('grid', [(9, 8), (8, 6)], ids=str)
 def test_nothing_is_read_on_the_host(grid):
     n = grid[0] * grid[1]

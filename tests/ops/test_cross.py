@@ -11,6 +11,7 @@ from nprf_vit.ops.backends import batched, direct_cross
 from nprf_vit.ops.backends.flex import flex_attention
 from nprf_vit.ops.backends.interface import Case
 from nprf_vit.ops.dispatch import choose
+from tests.fake_cuda import needs_fake_cuda
 
 SIZES = [(7, 12), (12, 7), (1, 9), (9, 1), (300, 5)]
 
@@ -109,6 +110,7 @@ def test_values_belong_to_keys():
         kernel_attention(phi_q, phi_k, v[:, :, :7])
 
 
+@needs_fake_cuda
 def test_on_cuda_it_is_linear():
     case = Case((1, 7), 6, 4, has_bias=False, device='cuda', keys=12)
     assert choose(case).name == 'linear'

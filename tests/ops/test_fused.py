@@ -17,6 +17,7 @@ from nprf_vit.ops.backends.fused_qkv import fused_qkv
 from nprf_vit.ops.backends.interface import Case
 from nprf_vit.ops.dispatch import BACKENDS, choose
 from nprf_vit.ops.features import draw_projection, feature_map
+from tests.fake_cuda import needs_fake_cuda
 
 triton = pytest.importorskip('triton')
 needs_no_interpreter = pytest.mark.skipif(fused_support.INTERPRETED, reason='Triton interprets in this process')
@@ -77,6 +78,7 @@ def test_shapes_of_the_gradients(case):
             assert g.shape == x.shape and g.dtype == x.dtype
 
 
+@needs_fake_cuda
 @pytest.mark.parametrize(
     ('extend', 'pixels', 'fused_layers'),
     [

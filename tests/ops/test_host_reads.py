@@ -8,6 +8,7 @@ from nprf_vit.ops import custom_op, kernel_attention
 from nprf_vit.ops.backends import batched, batched_tiles
 from nprf_vit.ops.backends.interface import Case, Product
 from nprf_vit.ops.dispatch import BACKENDS
+from tests.fake_cuda import needs_fake_cuda
 from tests.models.small import make as make_model
 
 from .compare import check, make_case
@@ -74,6 +75,7 @@ def test_a_copy_to_the_host_is_noticed():
             x.cpu()
 
 
+@needs_fake_cuda
 @pytest.mark.parametrize('backend', ['auto', *PRODUCTS])
 def test_on_fake_cuda_tensors(backend):
     """No value exists there at all."""
@@ -93,6 +95,7 @@ def test_on_fake_cuda_tensors(backend):
         batched.attend_backward(*inputs, z, den, z, grid, False, bias is not None, fake.cells)
 
 
+@needs_fake_cuda
 @pytest.mark.parametrize(
     'kwargs',
     [

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from nprf_vit.ops import custom_op, kernel_attention, partial, prefix_attention, reference
 from nprf_vit.ops.backends import batched_tiles
 from nprf_vit.ops.bias import PrefixBias
+from tests.fake_cuda import needs_fake_cuda
 
 from .compare import GRADIENT_TOLERANCE, Case, assert_gradients, gradients, make_case, tolerance
 from .host_reads import NoHostReads
@@ -274,6 +275,7 @@ def test_nothing_is_read_on_the_host(kind, on_an_accelerator):
     check(case)
 
 
+@needs_fake_cuda
 @pytest.mark.parametrize('kind', ['5x6', 'window', 'cells'])
 @pytest.mark.parametrize('backend', ['auto', 'direct'])
 def test_on_fake_cuda_tensors(backend, kind):

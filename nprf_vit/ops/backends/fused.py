@@ -261,14 +261,14 @@ fused_backward.register_autograd(refuse_second_derivatives)
 def attend(inputs: Inputs, case: Case) -> torch.Tensor:
     """(B, K, N, D) in v's dtype."""
     phi_q, phi_k, v, bias = inputs
-    table, far = bias[:2] if bias is not None else (None, None)
+    table, far = (bias.table, bias.far) if bias is not None else (None, None)
     return fused(phi_q, phi_k, v, table, far, *case.grid, case.causal, case.positive)[0]
 
 
 def attend_partial(inputs: Inputs, case: Case) -> Partial:
     """With the logarithms of the denominators; the gradient of den, by autograd, becomes theirs in `_differentiate`."""
     phi_q, phi_k, v, bias = inputs
-    table, far = bias[:2] if bias is not None else (None, None)
+    table, far = (bias.table, bias.far) if bias is not None else (None, None)
     z, den, shift, *_ = fused(phi_q, phi_k, v, table, far, *case.grid, False, case.positive)
     left_out = shift * math.log(2.0)
     if table is not None:

@@ -167,7 +167,7 @@ fused_qkv_backward.register_autograd(refuse_second_derivatives)
 
 def attend_packed(qkv: torch.Tensor, w: torch.Tensor, bias: Bias | None, case: Case) -> torch.Tensor:
     """(B, N, K, D) in qkv's dtype."""
-    table, far = bias[:2] if bias is not None else (None, None)
+    table, far = (bias.table, bias.far) if bias is not None else (None, None)
     return fused_qkv(qkv, w, table, far, *case.grid, case.causal)[0]
 
 
