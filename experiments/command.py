@@ -24,7 +24,7 @@ def parse(name: str, about: str, data: bool, argv: list[str] | None) -> argparse
     newest = f'newest output/{name}-*'
     folder.add_argument('--continue', **where, help=f'go on with what is there (default: the {newest})')
     if data:
-        parser.add_argument('--data-dir', help='folder of FashionMNIST, as in configs/fashion_mnist.yaml')
+        parser.add_argument('--data-dir', help='folder of the images, as in configs/fashion_mnist.yaml')
     parser.add_argument('--work', type=Path, help='folder of trained runs, to share them (default: runs in the other)')
     parser.add_argument('--jobs', type=int, help='processes, of one thread each (default: 2; quick: 1)')
     parser.add_argument('--minutes', type=float, help=f'stop after so long, with exit code {UNFINISHED}')

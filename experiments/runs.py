@@ -34,6 +34,7 @@ CIFAR = 'configs/cifar10_small.yaml'
 _SHORT = ('epochs=2', 'epoch_steps=3', 'warmup_epochs=1', 'global_batch=8', 'batch_size=8', 'log_interval=1')
 _TINY = ('model_kwargs.embed_dim=16', 'model_kwargs.depth=1', 'model_kwargs.num_heads=2')
 _DIGITS = ('dataset=digits', 'train_images=1437', 'val_images=360')  # where no folder of images is given
+_GREY = ('in_chans=1', 'mean=[0.286]', 'std=[0.353]')
 _ANY_NUMBER = ('train_images=null', 'val_images=null')
 
 
@@ -42,7 +43,8 @@ def quick_changes(config: str, data_dir: str | None) -> tuple[str, ...]:
     small = (*_SHORT, *_TINY, 'val_limit=40')
     if config == PIXEL:
         return small
-    return (*small, 'img_size=8', *(_ANY_NUMBER if data_dir else _DIGITS))
+    grey = _GREY if config == CIFAR and not data_dir else ()
+    return (*small, 'img_size=8', 'torchcompile=null', *(_ANY_NUMBER if data_dir else _DIGITS), *grey)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 
 from benchmarks import report
-from experiments import ablations, bits_per_dim, command, conversion, ordering, resolution, runs, stability
+from experiments import (
+    ablations,
+    bits_per_dim,
+    command,
+    conversion,
+    high_resolution,
+    image_table,
+    ordering,
+    resolution,
+    runs,
+    stability,
+)
 from nprf_vit.engine.output import curves
 from nprf_vit.engine.output.csv_file import read_rows
 
@@ -17,7 +28,10 @@ EXPERIMENTS = {
     'stability': (stability, {'SEEDS': 1, 'RATES': ('1e-3', '1e0')}),
     'bits_per_dim': (bits_per_dim, {'SEEDS': 1}),
     'resolution': (resolution, {}),
+    'high_resolution': (high_resolution, {}),
+    'image_table': (image_table, {'SEEDS': 1, 'RATES': ('1e-3', '3e-3')}),
 }
+ON_CIFAR = ('high_resolution', 'image_table')
 
 
 def run(name, *args, quick=True):
@@ -84,7 +98,7 @@ def test_missing_images_are_an_error_of_one_line(name, tmp_path, capsys, monkeyp
     for given, said in (
         ([], 'give --data-dir DIR'),
         (['--data-dir', 'nowhere'], 'the data folder nowhere does not exist'),
-        (['--data-dir', 'empty'], 'Dataset not found'),
+        (['--data-dir', 'empty'], 'cifar-10-batches-py of CIFAR-10' if name in ON_CIFAR else 'Dataset not found'),
     ):
         assert run(name, *given, quick=False) == 2
         seen = capsys.readouterr()
@@ -154,3 +168,15 @@ def test_commands_say_what_is_set():
     command = resolution.trained_runs('deit')[0].command()
     assert command.startswith('python train.py --config configs/fashion_12px.yaml --data-dir DIR --set model=deit_tiny')
     assert "'model_kwargs={patch_size: 2, embed_dim: 64" in command and command.endswith('seed=0')
+
+
+def test_datasets_share_a_file():
+    case = high_resolution.cases(high_resolution.FASHION_MNIST)[0]
+    command = high_resolution.trained_run(case).command()
+    assert command.startswith('python train.py --config configs/cifar10_small.yaml --data-dir DIR --set rel_pos_lr')
+    assert 'dataset=torch/fashion_mnist' in command and command.endswith('seed=0')
+
+
+def test_the_image_table_takes_runs_of_the_larger_sizes():
+    case = high_resolution.cases(high_resolution.CIFAR10)[0]
+    assert image_table.main_runs('nprf_bias_fast', '3e-3')[0] == high_resolution.trained_run(case)
