@@ -5,7 +5,7 @@ canvases of 1×1 to 4×4 as trained: the bias continued in three ways, and windo
 picture, whose probabilities are averaged.
 
 python -m experiments.canvases --data-dir DIR    Fashion-MNIST; writes to a new folder in output/
-python -m experiments.canvases --quick           tiny models on the embedded digits
+python -m experiments.canvases --quick           tiny models on the embedded digits, or on DIR
 """
 
 # B batch, N patches, k×k pictures of a canvas, s×s pixels of a picture
@@ -30,9 +30,8 @@ from nprf_vit.errors import InputError
 
 SEEDS, TRAINED, CANVASES = 3, (2, 1), (1, 2, 3, 4)
 EPOCHS, PICTURES = 20, 512  # pictures of a batch
-SIDE, PATCH = 16, 4
+SIDE, PATCH = 16, 4  # the patch is the file's
 WAYS = ('extend', 'interpolate', 'cells', 'sliding windows')
-MODEL = {'patch_size': PATCH, 'embed_dim': 64, 'depth': 4, 'num_heads': 4, 'feature_dim': 32, 'mlp_ratio': 2}
 TINY = {'embed_dim': 16, 'depth': 1, 'num_heads': 2}
 
 
@@ -78,7 +77,8 @@ def learn(trained: int, seed: int, data_dir: str | None, quick: bool, deadline: 
     model = Labeller(trained, pictures.shape[-1], 'interpolate', options(quick, seed))
     config = load_config(ROOT / CIFAR, ['rel_pos_lr_scale=30'])
     optimizer, autocast = build_optimizer(config, model), build_autocast(config, torch.device('cpu'))
-    per_epoch = 3 if quick else len(pictures) // PICTURES
+    per_epoch = len(pictures) // PICTURES
+    per_epoch = min(3, per_epoch) if quick else per_epoch
     steps = (1 if quick else EPOCHS) * per_epoch
     schedule = CosineLRScheduler(
         optimizer, steps, lr_min=1e-5, warmup_t=per_epoch, warmup_lr_init=1e-5, t_in_epochs=False
@@ -105,7 +105,8 @@ def learn(trained: int, seed: int, data_dir: str | None, quick: bool, deadline: 
 
 
 def options(quick: bool, seed: int) -> dict:
-    return {**MODEL, **(TINY if quick else {}), 'seed': seed}
+    """The model of configs/cifar10_small.yaml."""
+    return {**load_config(ROOT / CIFAR).model_kwargs, **(TINY if quick else {}), 'seed': seed}
 
 
 @torch.inference_mode()

@@ -16,10 +16,8 @@ from typing import NamedTuple
 
 from benchmarks.report import save_figure
 from experiments.command import main
-from experiments.runs import CIFAR, Run, Runner, Table, passed, quiet, with_spread
+from experiments.runs import CIFAR, Run, Runner, Table, validate_run, with_spread
 from experiments.variants import runs
-from nprf_vit.config.schema import Config
-from nprf_vit.engine.validate import validate
 
 IMAGES = 5000  # of the 10,000 of the test set, evenly spread
 TUNE = ('epochs=1', 'warmup_epochs=0', 'lr=5e-4', 'batch_size=32')
@@ -91,7 +89,7 @@ def cases(images: Images) -> list[Case]:
 
 
 def trained_run(case: Case) -> Run:
-    suffix = '_cifar10' if case.images is CIFAR10 else '_fashion'
+    suffix = '_fashion' if case.images is FASHION_MNIST else '_cifar10'
     return runs(WAYS[case.label].variant, case.seed + 1, *case.images.changes, suffix=suffix, config=CIFAR)[-1]
 
 
@@ -139,13 +137,6 @@ def add(runner: Runner, table: Table, cases: list[Case], run: Run, script: str, 
     table.add(*({**case.key, 'top1': f'{float(row["top1"]):.6g}', 'command': command} for case in cases))
 
 
-def validate_run(config: Config, folder: Path, deadline: float | None) -> dict | None:
-    if passed(deadline):
-        return None
-    with quiet(folder) as place:
-        return validate(config, place)
-
-
 def report(table: Table) -> list[dict]:
     """Top-1 as trained and after fine-tuning, as far as there is; sizes in units of the trained one."""
     rows = []
@@ -154,8 +145,8 @@ def report(table: Table) -> list[dict]:
             row = {'dataset': images.name, 'model': label}
             for tuned, said in ((0.0, ''), (TENTH, ', tuned')):
                 for i, pixels in enumerate(images.sizes[bool(tuned) :], bool(tuned)):
-                    tops = table.values('top1', dataset=images.name, model=label, pixels=pixels, tuned=tuned)
-                    row[f'{(1, 1.5, 2, 3, 4)[i]:g}×{said}'] = with_spread(tops, 1) if tops else ''
+                    found = tops(table, images, label, pixels, tuned)
+                    row[f'{(1, 1.5, 2, 3, 4)[i]:g}×{said}'] = with_spread(found, 1) if found else ''
             rows.append(row)
     return rows
 

@@ -13,10 +13,8 @@ from pathlib import Path
 
 from benchmarks.report import save_figure
 from experiments.command import main
-from experiments.runs import Run, Runner, Table, passed, quiet, with_spread
+from experiments.runs import Run, Runner, Table, validate_run, with_spread
 from experiments.variants import DEIT, runs
-from nprf_vit.config.schema import Config
-from nprf_vit.engine.validate import validate
 
 SEEDS = 1
 SCALES = (1.5, 2.0, 3.0)
@@ -76,13 +74,6 @@ def measure(runner: Runner, table: Table, cases: list[tuple]) -> None:
             script = 'train.py' if tuned else 'validate.py'
             about = {'model': label, 'scale': scale, 'pixels': runner.config(twin).img_size, 'seed': twin.seed}
             table.add({**about, 'tuned': tuned, 'top1': f'{float(row["top1"]):.6g}', 'command': twin.command(script)})
-
-
-def validate_run(config: Config, folder: Path, deadline: float | None) -> dict | None:
-    if passed(deadline):
-        return None
-    with quiet(folder) as place:
-        return validate(config, place)
 
 
 def report(table: Table) -> list[dict]:

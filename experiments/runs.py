@@ -26,6 +26,7 @@ from nprf_vit.engine.output.csv_file import append_rows, read_rows
 from nprf_vit.engine.output.folder import check_output
 from nprf_vit.engine.tasks.registry import task_of
 from nprf_vit.engine.train import train
+from nprf_vit.engine.validate import validate
 
 ROOT = Path(__file__).parent.parent
 FASHION, PIXEL = 'configs/fashion_12px.yaml', 'configs/digits_pixel.yaml'
@@ -221,6 +222,14 @@ def train_run(config: Config, folder: Path, deadline: float | None = None) -> di
             return None
         done = train(config, place, folder, 'auto', lambda step: passed(deadline))
     return None if done is None else read_rows(folder / 'summary.csv')[-1]
+
+
+def validate_run(config: Config, folder: Path, deadline: float | None = None) -> dict | None:
+    """Measure the weights that a configuration starts from; None if the deadline was there first."""
+    if passed(deadline):
+        return None
+    with quiet(folder) as place:
+        return validate(config, place)
 
 
 def passed(deadline: float | None) -> bool:

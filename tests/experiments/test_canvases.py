@@ -11,6 +11,8 @@ def test_quick_run(tmp_path):
     assert (tmp_path / 'quick_canvases.png').stat().st_size > 5_000
     rows = (tmp_path / 'quick_canvases.csv').read_text().splitlines()
     assert len(rows) == 1 + 2 * 4 * 4 - 1  # trained on 2×2, no window fits a canvas of 1×1
+    logs = [path.read_text() for path in tmp_path.glob('runs/canvases_*/log.txt')]
+    assert len(logs) == 2 and all('loss' in log and 'nan' not in log for log in logs)
 
 
 def test_without_data_it_is_said(tmp_path, capsys):

@@ -34,7 +34,7 @@ TABLE: dict[str, tuple[Tile, Tile, Tile, Tile]] = {
     'attention_forward, window': (Tile(64, 16, 32, 8), Tile(64, 32, 32, 8), Tile(64, 16, 32, 8), Tile(32, 16, 32, 8)),
     # 128, 166, 167, 236
     'gradient_state': (Tile(32, 0, 64, 4), Tile(32, 0, 64, 4), Tile(32, 0, 64, 4), Tile(32, 0, 32, 4)),
-    # 128, 142, 168, 254; float32 with 32 others spills 8 bytes at D = 32 with 16 features, D = 128 with 64 rows 24
+    # 128, 142, 168, 254; in float32, 32 others spill 8 bytes at D = 32 with 16 features, 64 rows 24 at D = 128 on sm_90
     'feature_gradient': (Tile(64, 32, 64, 4), Tile(64, 32, 64, 4), Tile(64, 16, 32, 4), Tile(32, 16, 32, 8)),
     # 195, 225, 255, 190; float32 and D = 128 with 32 rows spill 648 bytes
     'feature_gradient, window': (Tile(64, 32, 64, 4), Tile(64, 32, 32, 8), Tile(64, 32, 32, 4), Tile(16, 16, 32, 4)),
