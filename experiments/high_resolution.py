@@ -32,14 +32,16 @@ class Images:
     changes: tuple[str, ...]
     sizes: tuple[int, ...]
     steps: int
+    patch: int = 4
 
     def grid(self, pixels: int) -> int:
-        return pixels // 4
+        return pixels // self.patch
 
 
 _GREY = ('in_chans=1', 'mean=[0.286]', 'std=[0.353]', 'dataset=torch/fashion_mnist', 'train_images=60000')
+_PATCHES = ('img_size=28', 'model_kwargs.patch_size=7')
 CIFAR10 = Images('CIFAR-10', (), (32, 48, 64, 96, 128), 390)
-FASHION_MNIST = Images('Fashion-MNIST', (*_GREY, 'img_size=28'), (28, 44, 56, 84, 112), 468)
+FASHION_MNIST = Images('Fashion-MNIST', (*_GREY, *_PATCHES), (28, 42, 56, 84, 112), 468, patch=7)
 DATASETS = (CIFAR10, FASHION_MNIST)
 SMALL = Images('digits', (), (8, 12, 16), 30)  # for --quick
 
