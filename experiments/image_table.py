@@ -16,8 +16,8 @@ from experiments.pictures import dots
 from experiments.runs import CIFAR, Run, Runner, Table, with_spread
 from experiments.variants import LABELS, runs
 
-SEEDS, RATES = 3, ('1e-3', '3e-3', '9e-3')
-FILE_RATE = '3e-3'  # of configs/cifar10_small.yaml
+SEEDS, RATES = 3, ('3e-3', '9e-3', '2.7e-2')
+FILE_RATE = '9e-3'  # of configs/cifar10_small.yaml
 MODELS = LABELS | {
     'nprf_bias_fast': 'NPRF with bias ×30',
     'softmax_bias': 'softmax with bias',
