@@ -63,7 +63,7 @@ def _run_gradient_state(
     d_state: torch.Tensor,
 ) -> None:
     (b, k, n, m), d, linear = phi_q.shape, g.shape[-1], has_linear_term(p)
-    tile = tile_for('gradient_state', g)
+    tile = tile_for('gradient_state', g, m)
     block_m = min(block(m), tile.features)
     chunks = triton.cdiv(m, block_m) if linear else 1
     parts = max(1, forward.tables.parts) if linear else triton.cdiv(n, 64)
@@ -113,7 +113,7 @@ def _run_feature_gradient(
     long: bool,
 ) -> torch.Tensor:
     (b, k, n, m), d = phi.shape, own.shape[-1]
-    tile = tile_for('feature_gradient', own, p)
+    tile = tile_for('feature_gradient', own, m, p)
     rows, cols, other_rows, other_cols = patches(tile, p)
     tiles, block_m = tile_count(p, rows, cols), min(block(m), tile.features)
     chunks = triton.cdiv(m, block_m)
@@ -171,7 +171,7 @@ def _run_value_gradient(
     long: bool,
 ) -> None:
     (b, k, n, m), d = phi_q.shape, g.shape[-1]
-    tile = tile_for('value_gradient', g, p)
+    tile = tile_for('value_gradient', g, m, p)
     rows, cols, other_rows, other_cols = patches(tile, p)
     tiles, block_m = tile_count(p, rows, cols), min(block(m), tile.features)
     shift, _, ratio = stats
@@ -228,7 +228,7 @@ def _run_bias_gradient(
     long: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     (b, k, n, m), d = phi_q.shape, v.shape[-1]
-    tile = tile_for('bias_gradient_parts', v)
+    tile = tile_for('bias_gradient_parts', v, m)
     block_m = min(block(m), tile.features)
     height, width = p.grid
     block_x = 16 if width <= 16 else tile.own

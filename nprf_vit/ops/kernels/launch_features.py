@@ -17,7 +17,7 @@ def run_features(
     """phi_q, phi_k (B, K, N, M) of normalized queries and keys; one launch."""
     (b, heads, n, d), m = q.shape, w.shape[1]
     phi_q, phi_k = (torch.empty(b, heads, n, m, dtype=torch.float32, device=q.device) for _ in range(2))
-    tile = tile_for('feature_map', q)
+    tile = tile_for('feature_map', q, m)
     block_m = min(block(m), tile.features)
     tiles = triton.cdiv(n, tile.own)
     launch(
@@ -60,7 +60,7 @@ def run_features_backward(
 ) -> None:
     """Gradients of queries and keys into d_q and d_k; one launch."""
     (b, heads, n, d), m = q.shape, w.shape[1]
-    tile = tile_for('feature_map_gradient', q)
+    tile = tile_for('feature_map_gradient', q, m)
     block_m = min(block(m), tile.features)
     tiles = triton.cdiv(n, tile.own)
     launch(

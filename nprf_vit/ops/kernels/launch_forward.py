@@ -42,7 +42,7 @@ def run_prepare(
     c, log_c = (v.new_empty(k, entries, dtype=torch.float32) for _ in range(2))
     heads = v.new_empty(tables, 4, dtype=torch.float32)
     parts = p.parts if has_linear_term(p) else 0
-    tile = tile_for('prepare', v)
+    tile = tile_for('prepare', v, m)
     block_m = min(block(m), tile.features)
     chunks = triton.cdiv(m, block_m)
     state = v.new_empty(b * k, parts, m, d + 1, dtype=torch.float32)
@@ -95,7 +95,7 @@ def run_forward(
     (b, k, n, m), d = phi_q.shape, v.shape[-1]
     tables = run_prepare(phi_k, v, bias, far, p)
     den, shift = (v.new_empty(b, k, n, dtype=torch.float32) for _ in range(2))
-    tile = tile_for('attention_forward', v, p)
+    tile = tile_for('attention_forward', v, m, p)
     q_rows, q_cols, k_rows, k_cols = patches(tile, p)
     tiles = tile_count(p, q_rows, q_cols)
     block_m = min(block(m), tile.features)

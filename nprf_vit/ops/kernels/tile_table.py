@@ -49,8 +49,30 @@ TABLE: dict[str, tuple[Tile, Tile, Tile, Tile]] = {
     'value_gradient': (Tile(64, 32, 32, 8), Tile(64, 32, 64, 8), Tile(64, 32, 32, 4), Tile(64, 16, 32, 8)),
     # 235, 214, 255, 212
     'value_gradient, window': (Tile(64, 16, 32, 8), Tile(64, 32, 64, 8), Tile(64, 32, 32, 4), Tile(64, 16, 32, 8)),
+    # in float32, 16 queries instead of 32 spill 16 bytes with 16 features
+    'value_gradient, causal window': (
+        Tile(64, 16, 32, 8),
+        Tile(64, 32, 64, 8),
+        Tile(64, 32, 32, 4),
+        Tile(64, 16, 32, 8),
+    ),
     # 168, 140, 252, 192; float32 with 32 columns spills 168 bytes on sm_90
     'bias_gradient_parts': (Tile(32, 8, 64, 4), Tile(32, 8, 64, 4), Tile(16, 8, 32, 4), Tile(16, 8, 32, 4)),
+}
+# The same four columns where head dims up to 32 or up to 16 features make blocks small, None where TABLE's tile serves
+# them too. Smaller blocks may spill where large ones do not: the compiler then aims at fewer registers per thread, so
+# that one more program fits on a multiprocessor.
+SMALL: dict[str, tuple[Tile | None, Tile | None, Tile | None, Tile | None]] = {
+    'feature_map_gradient': (Tile(32, 0, 32, 4), None, None, None),
+    'attention_forward': (None, None, Tile(64, 16, 32, 8), None),
+    'attention_forward, window': (Tile(64, 16, 32, 4), None, None, None),
+    'gradient_state': (None, None, Tile(32, 0, 32, 4), None),
+    'feature_gradient': (None, None, None, Tile(32, 16, 32, 4)),
+    'feature_gradient, window': (Tile(64, 16, 64, 4), None, Tile(64, 16, 32, 4), None),
+    'value_gradient': (Tile(64, 32, 32, 4), None, Tile(64, 16, 32, 4), None),
+    'value_gradient, window': (Tile(64, 16, 32, 4), None, Tile(64, 16, 32, 4), None),
+    'value_gradient, causal window': (Tile(64, 16, 32, 4), None, None, None),
+    'bias_gradient_parts': (Tile(32, 4, 64, 4), None, Tile(16, 4, 32, 4), None),
 }
 # Rows and columns of a tile of a window: nearly square for the tile itself, which keeps its surroundings small, and
 # whole runs of 16 tokens in memory for those it walks over.
@@ -58,14 +80,17 @@ _OWN = {16: (4, 4), 32: (4, 8), 64: (8, 8)}
 _OTHER = {16: (1, 16), 32: (2, 16), 64: (4, 16)}
 
 
-def tile_for(kernel: str, v: torch.Tensor, p: Problem | None = None) -> Tile:
-    """The tile for values (or queries) of this dtype and head dim."""
+def tile_for(kernel: str, v: torch.Tensor, m: int, p: Problem | None = None) -> Tile:
+    """The tile for values (or queries) of this dtype and head dim, and m features."""
     if p is not None and p.bias != 'full':
         names = [f'{kernel}, window', kernel]
         if p.causal:
             names.insert(0, f'{kernel}, causal window')
         kernel = next(name for name in names if name in TABLE)
-    return TABLE[kernel][2 * (v.dtype == torch.float32) + (v.shape[-1] > 64)]
+    d = v.shape[-1]
+    column = 2 * (v.dtype == torch.float32) + (d > 64)
+    small = SMALL[kernel][column] if kernel in SMALL and (d <= 32 or m <= 16) else None
+    return small or TABLE[kernel][column]
 
 
 def is_local(p: Problem) -> bool:

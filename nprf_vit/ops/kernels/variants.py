@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -35,12 +36,18 @@ FEW = (Variant('full', torch.bfloat16, 32, 64), Variant('window', torch.float32,
 
 
 def variants() -> Iterator[Variant]:
-    """The largest of each size of tile: 32 features or fewer, 64, and several chunks; head dims up to 64, up to 128."""
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for d in (64, 128):
-            for m in (32, 64, 256):
-                for bias in _SHAPES:
-                    yield Variant(bias, dtype, m, d)
+    """Layers with blocks of every size: powers of two from 16 on, of head dims up to 128 and of features up to a chunk.
+
+    256 features come in several chunks. Left out are small head dims with 64 features, beside 256 in chunks of up to
+    64, and small blocks in float16, beside bfloat16.
+    """
+    bfloat16, float16, float32 = torch.bfloat16, torch.float16, torch.float32
+    large = itertools.product((bfloat16, float16, float32), (32, 64, 256), (64, 128))
+    few_features = itertools.product((bfloat16, float32), (16,), (64, 128))
+    small_heads = itertools.product((bfloat16, float32), (16, 32, 256), (16, 32))
+    for dtype, m, d in (*large, *few_features, *small_heads):
+        for bias in _SHAPES:
+            yield Variant(bias, dtype, m, d)
 
 
 def launches_of(

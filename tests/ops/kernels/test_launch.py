@@ -5,8 +5,7 @@ import torch
 
 pytest.importorskip('triton')
 
-from nprf_vit.ops.kernels import variants  # noqa: E402
-from nprf_vit.ops.kernels.tile_table import TABLE, tile_for  # noqa: E402
+from nprf_vit.ops.kernels.tile_table import SMALL, TABLE, tile_for  # noqa: E402
 from nprf_vit.ops.kernels.variants import Variant, launches_of  # noqa: E402
 
 GRIDS = {'full': (14, 14), 'window': (128, 128), 'causal': (1, 3072), 'causal window': (1, 3072), 'none': (64, 64)}
@@ -43,9 +42,14 @@ def test_tokens_far_apart_have_64_bit_offsets():
         assert all(x.arguments['LONG'] == long for x in reads_qkv)
 
 
-def test_every_variant_has_a_tile():
-    for variant in variants.variants():
-        v = torch.empty(1, 1, 1, variant.d, dtype=variant.dtype, device='meta')
-        for kernel in TABLE:
-            tile = tile_for(kernel.split(',')[0], v)
-            assert tile.warps in (1, 2, 4, 8) and tile.own in (16, 32, 64)
+def test_every_tile_can_be_launched():
+    for tile in (tile for table in (TABLE, SMALL) for row in table.values() for tile in row if tile):
+        assert tile.warps in (1, 2, 4, 8) and tile.own in (16, 32, 64)
+    assert SMALL.keys() <= TABLE.keys()
+
+
+@pytest.mark.parametrize('m,d,small', [(8, 64, True), (16, 64, True), (256, 32, True), (17, 33, False)])
+def test_small_blocks_have_tiles_of_their_own(m, d, small):
+    v = torch.empty(1, 1, 1, d, dtype=torch.bfloat16, device='meta')
+    assert tile_for('feature_map_gradient', v, m) == (SMALL if small else TABLE)['feature_map_gradient'][0]
+    assert tile_for('feature_map', v, m) == TABLE['feature_map'][0]
