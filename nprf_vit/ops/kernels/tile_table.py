@@ -66,13 +66,13 @@ SMALL: dict[str, tuple[Tile | None, Tile | None, Tile | None, Tile | None]] = {
     'feature_map_gradient': (Tile(32, 0, 32, 4), None, None, None),
     'attention_forward': (None, None, Tile(64, 16, 32, 8), None),
     'attention_forward, window': (Tile(64, 16, 32, 4), None, None, None),
-    'gradient_state': (None, None, Tile(32, 0, 32, 4), None),
+    'gradient_state': (None, None, Tile(16, 0, 32, 4), None),
     'feature_gradient': (None, None, None, Tile(32, 16, 32, 4)),
     'feature_gradient, window': (Tile(64, 16, 64, 4), None, Tile(64, 16, 32, 4), None),
     'value_gradient': (Tile(64, 32, 32, 4), None, Tile(64, 16, 32, 4), None),
     'value_gradient, window': (Tile(64, 16, 32, 4), None, Tile(64, 16, 32, 4), None),
     'value_gradient, causal window': (Tile(64, 16, 32, 4), None, None, None),
-    'bias_gradient_parts': (Tile(32, 4, 64, 4), None, Tile(16, 4, 32, 4), None),
+    'bias_gradient_parts': (Tile(32, 16, 64, 4), None, Tile(16, 2, 32, 4), None),
 }
 # Rows and columns of a tile of a window: nearly square for the tile itself, which keeps its surroundings small, and
 # whole runs of 16 tokens in memory for those it walks over.
