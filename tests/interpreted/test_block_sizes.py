@@ -1,4 +1,4 @@
-"""Every kind of bias with small blocks of head dims and features, which have tiles of their own, and with larger ones."""
+"""Every kind of bias with small blocks of head dims and features, which have tiles of their own, and larger ones."""
 
 import pytest
 import torch

@@ -60,18 +60,20 @@ TABLE: dict[str, tuple[Tile, Tile, Tile, Tile]] = {
     'bias_gradient_parts': (Tile(32, 8, 64, 4), Tile(32, 8, 64, 4), Tile(16, 8, 32, 4), Tile(16, 8, 32, 4)),
 }
 # The same four columns where head dims up to 32 or up to 16 features make blocks small, None where TABLE's tile serves
-# them too. Smaller blocks may spill where large ones do not: the compiler then aims at fewer registers per thread, so
-# that one more program fits on a multiprocessor.
+# them too. Smaller blocks may spill where large ones do not, at 128 or 168 registers per thread: the compiler seems to
+# aim at as many as let one more program fit on a multiprocessor.
 SMALL: dict[str, tuple[Tile | None, Tile | None, Tile | None, Tile | None]] = {
     'feature_map_gradient': (Tile(32, 0, 32, 4), None, None, None),
     'attention_forward': (None, None, Tile(64, 16, 32, 8), None),
     'attention_forward, window': (Tile(64, 16, 32, 4), None, None, None),
+    # 32 tokens spill 8 bytes at D = 32 on sm_90, 64 tokens 16
     'gradient_state': (None, None, Tile(16, 0, 32, 4), None),
     'feature_gradient': (None, None, None, Tile(32, 16, 32, 4)),
     'feature_gradient, window': (Tile(64, 16, 64, 4), None, Tile(64, 16, 32, 4), None),
     'value_gradient': (Tile(64, 32, 32, 4), None, Tile(64, 16, 32, 4), None),
     'value_gradient, window': (Tile(64, 16, 32, 4), None, Tile(64, 16, 32, 4), None),
     'value_gradient, causal window': (Tile(64, 16, 32, 4), None, None, None),
+    # 2 or 4 diagonals at a time spill 8 bytes on sm_90, in float32 4 and 8
     'bias_gradient_parts': (Tile(32, 16, 64, 4), None, Tile(16, 2, 32, 4), None),
 }
 # Rows and columns of a tile of a window: nearly square for the tile itself, which keeps its surroundings small, and
