@@ -151,7 +151,7 @@ class RelPosBias(nn.Module):
         extend: How to serve larger grids, 'interpolate', 'extend', 'cells' or 'clip'.
 
     Attributes:
-        fixed_size: With 'cells', the number of cells was asked for: a model that loads another table resizes it.
+        fixed_size: With 'cells' or 'extend', the size was asked for: a model that loads another table fits it to this.
     """
 
     def __init__(
@@ -197,6 +197,20 @@ class RelPosBias(nn.Module):
             table = getattr(owner, name)
             setattr(owner, name, nn.Parameter(resize_table(table, grid_size), requires_grad=table.requires_grad))
             self.grid_size = grid_size
+
+    def fit_table(
+        self, table: torch.Tensor, far: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Another grid's table, and with 'extend' its distance `far`, as this module can load them.
+
+        With 'extend' the table is cropped to the window, or continued by its constant; that stays what it was, and
+        without one it begins at the mean of the window's border. All else resizes the table.
+        """
+        if self.far is None:
+            return resize_table(table, self.grid_size), None
+        beyond = border_mean(table) + (0 if far is None else far)
+        window = extend_window(table, beyond, self.grid_size)
+        return window, torch.zeros_like(beyond) if far is None else beyond - border_mean(window)
 
     @keep_whole
     def forward(self, grid_size: Sequence[int] | None = None, causal: bool = False) -> AnyBias:
@@ -262,11 +276,11 @@ class RelPosBias(nn.Module):
         return grid_size
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Unless it is interpolated, take a table of any size as it is, with 'extend' one without a constant beyond."""
+        """Take a table of any size as it is if this one keeps it, and with 'extend' one without a constant beyond."""
         table = state_dict.get(prefix + 'table')
+        if self.far is not None and table is not None:
+            state_dict.setdefault(prefix + 'far', table.new_zeros(table.shape[0]))
         if self.keeps_table and table is not None:
-            if self.far is not None:
-                state_dict.setdefault(prefix + 'far', table.new_zeros(table.shape[0]))
             alike = table.ndim == self.table.ndim and table.shape[0] == self.num_heads
             if alike and table.shape != self.table.shape and all(s % 2 for s in table.shape[1:]):
                 # the Parameter object stays, so an optimizer that holds it does too

@@ -77,8 +77,9 @@ class KernelVisionTransformer(VisionTransformer):
         rel_pos_extend: How the bias serves grids larger than it was learned on: 'interpolate' its table, 'extend' it by
             a constant per head, or take it as the bias between 'cells', both O(N), or 'clip' offsets to its own; see
             `nprf_vit.layers.RelPosBias`.
-        rel_pos_size: Grid the bias is learned on; that of img_size unless given. With 'cells', the number of cells:
-            unless given, that of the table that is loaded.
+        rel_pos_size: Grid the bias is learned on; that of img_size unless given. With 'cells' the number of cells and
+            with 'extend' the size of the window: unless given, those of the table that is loaded; one of another size
+            is resized to it, or cropped.
         feature_dim: Number of random features per head.
         attn_backend: Algorithm of `nprf_vit.ops.kernel_attention`.
         seed: Seed of the random projections; block i draws from (seed, i).
@@ -123,7 +124,7 @@ class KernelVisionTransformer(VisionTransformer):
             )
         check_extend(rel_pos_extend)
         check_divisible(img_size, patch_size)
-        fixed_size = rel_pos_extend == 'cells' and rel_pos_size is not None
+        fixed_size = rel_pos_extend in ('cells', 'extend') and rel_pos_size is not None
         if rel_pos_size is None:
             grid_size = tuple(s // p for s, p in zip(to_2tuple(img_size), to_2tuple(patch_size)))
         else:

@@ -14,8 +14,6 @@ import torch.nn.functional as F
 from timm.layers import resample_patch_embed
 from torch import nn
 
-from nprf_vit.layers import resize_table
-
 from .input_size import checkpoint_grid_size
 
 _logger = logging.getLogger(__name__)
@@ -158,6 +156,7 @@ def _adapt_positions(model: nn.Module, adapted: Weights, own: Weights, report: _
     for token in [t for t in TOKENS if t in own and t not in adapted]:
         adapted[token] = own[token]
         report.add('added', token, "the model's own")
+    given_far = {k for k in adapted if k.endswith(FAR)}
     for name in (TABLE, FAR, *PREFIX):
         _place_biases(model, adapted, own, name, report)
     _fit_prefix_biases(adapted, own, given, wanted, report)
@@ -169,9 +168,17 @@ def _adapt_positions(model: nn.Module, adapted: Weights, own: Weights, report: _
         if bias.keeps_table:
             what = 'between cells instead' if bias.extend == 'cells' else 'a window'
             report.add('kept', key, f'{tuple(table.shape[1:])}, {what} of {tuple(target.shape[1:])}')
-        else:
-            adapted[key] = resize_table(table, [(s + 1) // 2 for s in target.shape[1:]])
-            report.add('resized', key, f'{tuple(table.shape[1:])} to {tuple(target.shape[1:])}')
+            continue
+        far = key[: -len('table')] + 'far'
+        if far in own and adapted[far].shape != own[far].shape:
+            continue
+        known = not given_far.isdisjoint((far, FAR)) and far in own
+        adapted[key], constant = bias.fit_table(table, adapted[far] if known else None)
+        if constant is not None:
+            adapted[far] = constant
+        smaller = constant is not None and all(a >= b for a, b in zip(table.shape, target.shape))
+        action = 'cropped' if smaller else 'resized'
+        report.add(action, key, f'{tuple(table.shape[1:])} to {tuple(target.shape[1:])}')
 
 
 def _prefix_tokens(weights: Weights) -> Tokens:

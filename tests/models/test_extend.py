@@ -102,6 +102,35 @@ def test_the_one_line_about_a_checkpoint_of_another_grid(caplog):
     assert 'resized rel_pos_bias.table' in line and 'dropped rel_pos_bias.far' in line
 
 
+@pytest.mark.parametrize('rel_pos', ['shared', 'layer'])
+def test_a_checkpoint_is_cropped_to_the_window_that_was_asked_for(rel_pos, caplog):
+    trained = make(rel_pos=rel_pos)
+    for bias in trained.bias_modules().values():
+        torch.nn.init.normal_(bias.table)
+    with caplog.at_level(logging.WARNING):
+        model = make(rel_pos=rel_pos, rel_pos_extend='extend', rel_pos_size=(3, 2), img_size=96)
+        model.load_state_dict(trained.state_dict())
+    line = [r.getMessage() for r in caplog.records if r.name == 'nprf_vit.models.state_dicts'][-1]
+    assert 'cropped' in line and 'rel_pos_bias.table ((7, 7) to (5, 3))' in line
+    for bias, whole in zip(model.bias_modules().values(), trained.bias_modules().values()):
+        assert torch.equal(bias.table, whole.table[:, 1:6, 2:5])
+        ring = torch.cat([bias.table[:, 0], bias.table[:, -1], bias.table[:, 1:-1, 0], bias.table[:, 1:-1, -1]], 1)
+        torch.testing.assert_close(bias.beyond(), ring.mean(1))
+        torch.nn.init.normal_(bias.far)
+    smaller = make(rel_pos=rel_pos, rel_pos_extend='extend', rel_pos_size=2, img_size=96)
+    smaller.load_state_dict(model.state_dict())
+    larger = make(rel_pos=rel_pos, rel_pos_extend='extend', rel_pos_size=5, img_size=96)
+    larger.load_state_dict(model.state_dict())
+    found = [m.bias_modules().values() for m in (model, smaller, larger)]
+    for bias, cropped, grown in zip(*found):
+        assert torch.equal(cropped.table, bias.table[:, 1:4])
+        torch.testing.assert_close(cropped.beyond(), bias.beyond())
+        torch.testing.assert_close(grown.table, bias.whole_table((5, 5)))
+        torch.testing.assert_close(grown.beyond(), bias.beyond())
+    image = torch.randn(1, 3, 96, 96)
+    torch.testing.assert_close(larger(image), model(image))
+
+
 def test_shared_window_into_layers():
     shared, layers = extended(), make(rel_pos_extend='extend', rel_pos='layer', img_size=96)
     layers.load_state_dict(shared.state_dict())
