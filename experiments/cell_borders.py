@@ -114,12 +114,17 @@ def largest_border_energy(maps: torch.Tensor) -> float:
 
 def border_energy(maps: torch.Tensor, cells: int = TRAINED) -> float:
     """Mean square of steps across the borders of cells, in units of that within cells: (B, C, H, W)."""
-    side = maps.shape[-1]
-    cell = (torch.arange(side) * cells) // side
+    found = [side_energy(maps, dim, cells) for dim in (-2, -1)]
+    at, within = (sum(values) for values in zip(*found))
+    return at / within
+
+
+def side_energy(maps: torch.Tensor, dim: int, cells: int) -> tuple[float, float]:
+    """Along height or width: mean squares of the steps across borders, and of those within cells."""
+    cell = (torch.arange(maps.shape[dim]) * cells) // maps.shape[dim]
     across = cell[1:] != cell[:-1]
-    steps = [maps.diff(dim=dim).square().sum(1).mean((0, other)) for dim, other in ((-1, 1), (-2, 2))]  # side-1 each
-    at, within = (sum(x[which].mean() for x in steps) for which in (across, ~across))
-    return (at / within).item()
+    steps = maps.diff(dim=dim).square().sum(1).mean((0, -1 if dim == -2 else 1))
+    return steps[across].mean().item(), steps[~across].mean().item()
 
 
 @torch.inference_mode()
@@ -147,7 +152,8 @@ def plot(pictures: dict[str, torch.Tensor], path: Path) -> None:
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(pictures), figsize=(2.6 * len(pictures), 3.3))
+    height, width = next(iter(pictures.values())).shape[-2:]
+    figure, axes = plt.subplots(1, len(pictures), figsize=(2.6 * len(pictures), 2.6 * height / width + 0.7))
     for axis, (name, colours) in zip(axes, zip(pictures, principal_colours(list(pictures.values())))):
         axis.imshow(colours, interpolation='nearest')
         axis.set_title(name.replace(', ', ',\n'), fontsize=8, wrap=True)

@@ -2,8 +2,8 @@
 
 python -m experiments.publish --run output/fashion_mnist --output docs/results/fashion_mnist
 
-The weights of shipped models lie in nprf_vit/models/weights; model.safetensors in docs/results is a link to them. For
-the Hugging Face Hub: python -m nprf_vit.hub.
+The weights of models that the package ships lie in nprf_vit/models/weights; their model.safetensors in docs/results is
+a link. For the Hugging Face Hub: python -m nprf_vit.hub.
 """
 
 import argparse
