@@ -163,6 +163,7 @@ QUOTES = {
         'comes last of these: top-1 {}, and {} bits/dim.': lambda: [*orders('nprf_bias'), *bits('nprf_bias')],
         'digits, 360 held out: top-1 {} |': lambda: last_epoch('digits'),
         'Fashion-MNIST: top-1 {} after the last epoch': lambda: last_epoch('fashion_mnist'),
+        'CIFAR-10, 0.14 M parameters: top-1 {},': lambda: last_epoch('cifar10_small'),
         'One training step at 224 px, batch 8: {}× the': lambda: [speed(models.OURS, 224, 'training')],
         'is {} times as fast as the extended model at 1024 px and {} times at 2048 px, in {} times its memory': swin,
         **{f'| `{name}` | {{}} M | {{}} |': (lambda name=name: zoo(name)) for name in ZOO},

@@ -2,7 +2,7 @@
 
 from benchmarks import report
 from benchmarks.report import read_csv
-from experiments import ablations, bits_per_dim, conversion, language, ordering, resolution, stability
+from experiments import ablations, bits_per_dim, canvases, conversion, high_resolution, language, ordering, stability
 from experiments.runs import Table
 
 
@@ -48,13 +48,9 @@ def orders() -> list[dict]:
     return [{names.get(k, k): v for k, v in row.items()} for row in ordering.report(shipped('ordering'))]
 
 
-def resolutions() -> list[dict]:
-    table = shipped('resolution')
-    pixels = {f'{float(row["scale"]):g}×': f'{row["pixels"]} px' for row in table.rows}
-    return [
-        {pixels.get((head := k.split(','))[0], head[0]) + k[len(head[0]) :]: v for k, v in row.items()}
-        for row in resolution.report(table)
-    ]
+def resolutions(images: str) -> list[dict]:
+    rows = high_resolution.report(shipped('high_resolution'))
+    return [{k: v for k, v in row.items() if k != 'images'} for row in rows if row['images'] == images]
 
 
 def cell_borders() -> list[dict]:
@@ -69,6 +65,16 @@ def cell_borders() -> list[dict]:
     ]
 
 
+def cell_photograph() -> list[dict]:
+    names = {
+        'way': 'bias',
+        'border_energy': 'steps at borders / within',
+        'from_interpolate': 'distance from interpolate',
+    }
+    rows = read_csv(report.RESULTS / 'cell_photograph.csv')
+    return [{said: row[key] for key, said in names.items()} for row in rows]
+
+
 TABLES = {
     'approximation': approximation,
     'approximation_samples': approximation_samples,
@@ -77,7 +83,10 @@ TABLES = {
     'ordering': orders,
     'stability': lambda: stability.report(shipped('stability')),
     'bits_per_dim': lambda: bits_per_dim.report(shipped('bits_per_dim')),
-    'resolution': resolutions,
+    'high_resolution_cifar10': lambda: resolutions('CIFAR-10'),
+    'high_resolution_fashion_mnist': lambda: resolutions('Fashion-MNIST'),
+    'canvases': lambda: canvases.report(shipped('canvases')),
     'cell_borders': cell_borders,
+    'cell_photograph': cell_photograph,
     **{name: language.shipped_table(name) for name in language.EXPERIMENTS},
 }

@@ -29,11 +29,6 @@ VARIANTS = {
 # what the models of the paper's image table are called in pictures
 LABELS = {'softmax': 'softmax', 'prf': 'PRF', 'nprf': 'NPRF without bias', 'nprf_bias': 'NPRF with bias'}
 
-DEIT = (
-    'model=deit_tiny_patch16_224',
-    'model_kwargs={patch_size: 2, embed_dim: 64, depth: 4, num_heads: 4, mlp_ratio: 2}',
-)
-
 
 def runs(variant: str, seeds: int, *more: str, suffix: str = '', config: str = FASHION) -> list[Run]:
     """Runs of a variant that differ in initialization, order of the images and random features."""

@@ -10,7 +10,7 @@ def test_quick_run(tmp_path):
     assert main('canvases', 'about', canvases.experiment, True, ['--quick', '--output', str(tmp_path)]) == 0
     assert (tmp_path / 'quick_canvases.png').stat().st_size > 5_000
     rows = (tmp_path / 'quick_canvases.csv').read_text().splitlines()
-    assert len(rows) == 1 + 2 * 4 * 4 - 1  # trained on 2×2, no window fits a canvas of 1×1
+    assert len(rows) == 1 + 2 * 6 * 4 - 1  # trained on 2×2, no window fits a canvas of 1×1
     logs = [path.read_text() for path in tmp_path.glob('runs/canvases_*/log.txt')]
     assert len(logs) == 2 and all('loss' in log and 'nan' not in log for log in logs)
 
