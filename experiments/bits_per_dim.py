@@ -1,21 +1,25 @@
-"""The order of the paper's ImageNet32 table at small scale: bits per dimension of 8×8 digits, same budget for all.
+"""The order of the paper's ImageNet32 table at small scale: bits per dimension of images, same budget for all.
 
-python -m experiments.bits_per_dim            scikit-learn's digits; writes to a new folder in output/
-python -m experiments.bits_per_dim --quick    tiny models, a few steps
+python -m experiments.bits_per_dim                                      scikit-learn's 8×8 digits, 64 bytes
+python -m experiments.bits_per_dim --images cifar10 --data-dir DIR      CIFAR-10 at 16×16 pixels, 768 bytes
+python -m experiments.bits_per_dim --quick                              tiny models, a few steps
 """
 
 import sys
 from pathlib import Path
 
 from benchmarks.report import save_figure
-from experiments.command import main
+from experiments.cifar10_arrays import arrays_file, make_arrays
+from experiments.command import main, table_name
 from experiments.histogram import histogram_bits
 from experiments.pictures import dots
-from experiments.runs import PIXEL, Run, Runner, Table, with_spread
+from experiments.runs import CIFAR_PIXEL, PIXEL, Run, Runner, Table, with_spread
 from experiments.variants import FAST_BIAS
 
 SEEDS = 3
 BUDGET = ('epochs=16',)  # of 44 steps of 32 images; the demonstration in docs/pixel.md has 40
+IMAGES = ('digits', 'cifar10')
+SIDE = 16  # of CIFAR-10, of 32 pixels
 
 # positions as in the paper's rows: a bias without absolute positions, or absolute positions without a bias
 VARIANTS = {
@@ -41,43 +45,59 @@ LABELS = {
 }
 
 
-def pixel_runs(variant: str) -> list[Run]:
-    changes = (*VARIANTS[variant], *BUDGET)
-    return [Run(f'pixel_{variant}', s, (*changes, f'model_kwargs.seed={s}'), PIXEL) for s in range(SEEDS)]
+ON_CIFAR = ('nprf_bias', 'prf', 'softmax', 'nprf_bias_fast', 'softmax_bias_fast')
+
+
+def pixel_runs(variant: str, images: str | None = None) -> list[Run]:
+    """Of a file each; that of CIFAR-10 has the budget in it."""
+    if images == 'cifar10':
+        name, changes, config, file = f'pixel_{variant}_cifar10', VARIANTS[variant], CIFAR_PIXEL, arrays_file(SIDE)
+    else:
+        name, changes, config, file = f'pixel_{variant}', (*VARIANTS[variant], *BUDGET), PIXEL, ''
+    return [Run(name, s, (*changes, f'model_kwargs.seed={s}'), config, file) for s in range(SEEDS)]
 
 
 def experiment(runner: Runner) -> None:
-    with runner.table('bits_per_dim', ('variant', 'seed'), report, plot) as table:
-        chosen = [run for name in VARIANTS for run in pixel_runs(name)]
+    with runner.table(table_name('bits_per_dim', runner.images, IMAGES), ('variant', 'seed'), report, plot) as table:
+        names = ON_CIFAR if runner.images == 'cifar10' else VARIANTS
+        if runner.images == 'cifar10' and runner.data_dir:
+            make_arrays(Path(runner.data_dir), SIDE)
+        chosen = [run for name in names for run in pixel_runs(name, runner.images)]
         chosen.sort(key=lambda run: run.seed)  # one run of each before the second of any
         runner.fill(table, chosen, ('ema_bpd', 'ema_bpd_se', 'bpd'))
 
 
+def seen(table: Table) -> dict[str, list[float]]:
+    """Bits per dimension of every model there is so far, by the name of the variant."""
+    suffix = '_cifar10' if table.path.stem.endswith('_cifar10') else ''
+    found = {name: table.values('ema_bpd', variant=f'pixel_{name}{suffix}') for name in LABELS}
+    return {name: bits for name, bits in found.items() if bits}
+
+
 def report(table: Table) -> list[dict]:
     """Mean ± deviation between runs of every model there is so far."""
-    rows = []
-    for name, label in LABELS.items():
-        bits = table.values('ema_bpd', variant=f'pixel_{name}')
-        if bits:
-            rows.append({'model': label.replace('\n', ' '), 'bits/dim': with_spread(bits, 3), 'runs': len(bits)})
-    return rows
+    found = seen(table).items()
+    labels = {name: LABELS[name].replace('\n', ' ') for name, _ in found}
+    return [{'model': labels[name], 'bits/dim': with_spread(bits, 3), 'runs': len(bits)} for name, bits in found]
 
 
 def plot(table: Table, path: Path) -> None:
-    """Bits per dimension of every run, and of a histogram per pixel."""
+    """Bits per dimension of every run; beside digits of a histogram per pixel."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout='constrained')
     axes = figure.subplots()
-    for x, name in enumerate(VARIANTS):
-        dots(axes, x, table.values('ema_bpd', variant=f'pixel_{name}'))
-    axes.axhline(histogram_bits()[0], color='grey', ls='--', label='histogram per pixel')
-    axes.set_xticks(range(len(LABELS)), list(LABELS.values()))
+    found = seen(table)
+    for x, bits in enumerate(found.values()):
+        dots(axes, x, bits)
+    if not table.path.stem.endswith('_cifar10'):
+        axes.axhline(histogram_bits()[0], color='grey', ls='--', label='histogram per pixel')
+        axes.legend()
+    axes.set_xticks(range(len(found)), [LABELS[name] for name in found])
     axes.set(ylabel='bits/dim (lower is better)')
     axes.grid(alpha=0.3)
-    axes.legend()
     save_figure(figure, path, 150)
 
 
 if __name__ == '__main__':
-    sys.exit(main('bits_per_dim', __doc__, experiment, data=False))
+    sys.exit(main('bits_per_dim', __doc__, experiment, images=IMAGES))

@@ -2,7 +2,17 @@
 
 from benchmarks import report
 from benchmarks.report import read_csv
-from experiments import ablations, bits_per_dim, canvases, conversion, high_resolution, language, ordering, stability
+from experiments import (
+    ablations,
+    bits_per_dim,
+    canvases,
+    conversion,
+    high_resolution,
+    image_table,
+    language,
+    ordering,
+    stability,
+)
 from experiments.runs import Table
 
 
@@ -81,6 +91,7 @@ TABLES = {
     'conversion': conversions,
     'ablations': lambda: ablations.report(shipped('ablations')),
     'ordering': orders,
+    'image_table': lambda: image_table.report(shipped('image_table')),
     'stability': lambda: stability.report(shipped('stability')),
     'bits_per_dim': lambda: bits_per_dim.report(shipped('bits_per_dim')),
     'high_resolution_cifar10': lambda: resolutions('CIFAR-10'),

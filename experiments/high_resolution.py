@@ -132,16 +132,19 @@ def experiment(runner: Runner) -> None:
     with runner.table('high_resolution', ('dataset', 'model', 'pixels', 'seed', 'tuned'), report, plot) as table:
         datasets = [SMALL] if runner.quick else DATASETS
         for images, variant in parts(datasets):
-            left = [case for case in cases(images, variant) if not table.has(**case.key)]
-            for _ in runner.train(dict.fromkeys(trained_run(case) for case in left)):
-                pass
-            measure(runner, table, left)
+            measure(runner, table, cases(images, variant))
         for images in datasets:
-            measure(runner, table, [case for case in whole_epochs(images) if not table.has(**case.key)])
+            measure(runner, table, whole_epochs(images))
 
 
-def measure(runner: Runner, table: Table, left: list[Case]) -> None:
-    """All evaluations, then all fine-tunes. Cases that are the same run, as cells at the trained size, share it."""
+def measure(runner: Runner, table: Table, wanted: list[Case]) -> None:
+    """Of what the table lacks, the trainings at the trained size, then all evaluations, then all fine-tunes.
+
+    Cases that are the same run, as cells at the trained size, share it.
+    """
+    left = [case for case in wanted if not table.has(**case.key)]
+    for _ in runner.train(dict.fromkeys(trained_run(case) for case in left)):
+        pass
     evaluated: dict[Run, list[Case]] = {}
     tuned: dict[Run, list[Case]] = {}
     for case in left:

@@ -30,7 +30,7 @@ from nprf_vit.engine.validate import validate
 
 ROOT = Path(__file__).parent.parent
 FASHION, PIXEL = 'configs/fashion_12px.yaml', 'configs/digits_pixel.yaml'
-CIFAR = 'configs/cifar10_small.yaml'
+CIFAR, CIFAR_PIXEL = 'configs/cifar10_small.yaml', 'configs/cifar10_pixel_16px.yaml'
 
 _SHORT = ('epochs=2', 'epoch_steps=3', 'warmup_epochs=1', 'global_batch=8', 'batch_size=8', 'log_interval=1')
 _TINY = ('model_kwargs.embed_dim=16', 'model_kwargs.depth=1', 'model_kwargs.num_heads=2')
@@ -44,6 +44,9 @@ def quick_changes(config: str, data_dir: str | None) -> tuple[str, ...]:
     small = (*_SHORT, *_TINY, 'val_limit=40')
     if config == PIXEL:
         return small
+    if config == CIFAR_PIXEL:
+        own = (*small, 'torchcompile=null', 'val_limit=16')
+        return own if data_dir else (*own, *_DIGITS, 'img_size=8', 'in_chans=1', 'model_kwargs.levels=17')
     grey = _GREY if config == CIFAR and not data_dir else ()
     return (*small, 'img_size=8', 'torchcompile=null', *(_ANY_NUMBER if data_dir else _DIGITS), *grey)
 
@@ -56,6 +59,7 @@ class Run:
     seed: int = 0
     changes: tuple[str, ...] = ()
     config: str = FASHION
+    file: str = ''  # of the images, where they are not the data folder itself
 
     @property
     def name(self) -> str:
@@ -66,7 +70,7 @@ class Run:
         return (*self.changes, f'seed={self.seed}')
 
     def command(self, script: str = 'train.py') -> str:
-        data = '' if self.config == PIXEL else ' --data-dir DIR'
+        data = '' if self.config == PIXEL else f' --data-dir {Path("DIR") / self.file}'
         quoted = (f"'{c}'" if ' ' in c else c for c in self.overrides)
         return f'python {script} --config {self.config}{data} --set {" ".join(quoted)}'
 
@@ -110,6 +114,7 @@ class Runner:
         report: Where tables and pictures go.
         jobs: Processes at a time; 1 works in this one.
         deadline: Time of the system's clock at which to stop, or None.
+        images: What to learn, where an experiment has a choice.
     """
 
     work: Path
@@ -117,6 +122,7 @@ class Runner:
     data_dir: str | None
     jobs: int
     deadline: float | None
+    images: str | None = None
 
     @property
     def quick(self) -> bool:
@@ -126,7 +132,7 @@ class Runner:
         """What a run trains, small if quick; the run's own changes come last, save its length."""
         small = quick_changes(run.config, self.data_dir) if self.quick else ()
         config = load_config(ROOT / run.config, [*small, *run.overrides, *(c for c in small if c in _SHORT)])
-        return override(config, data_dir=self.data_dir) if self.data_dir else config
+        return override(config, data_dir=str(Path(self.data_dir) / run.file)) if self.data_dir else config
 
     @contextlib.contextmanager
     def table(self, name: str, key: tuple[str, ...], report: Callable, plot: Callable) -> Iterator[Table]:

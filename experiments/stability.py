@@ -1,6 +1,7 @@
 """Where training breaks: loss curves of PRF, of NPRF and of softmax at increasing constant learning rates.
 
-python -m experiments.stability --data-dir DIR    Fashion-MNIST at 12 px; writes to a new folder in output/
+python -m experiments.stability --data-dir DIR                     Fashion-MNIST at 12 px
+python -m experiments.stability --data-dir DIR --images cifar10    configs/cifar10_small.yaml, by AdamW
 python -m experiments.stability --quick           tiny models on the embedded digits, or on DIR
 """
 
@@ -10,8 +11,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.report import save_figure
-from experiments.command import main
-from experiments.runs import Run, Runner, Table
+from experiments.command import main, table_name
+from experiments.runs import CIFAR, Run, Runner, Table
 from experiments.variants import LABELS, VARIANTS
 from nprf_vit.engine.output.csv_file import read_rows
 
@@ -21,19 +22,26 @@ MODELS = ('prf', 'nprf', 'nprf_bias', 'softmax')
 # nothing that would hide an instability: no clipping, no warm-up, no decay
 HARSH = ('clip_grad=null', 'warmup_epochs=0', 'epochs=4', 'epoch_steps=75', 'log_interval=5', 'val_limit=500')
 HARSH += ('max_skipped_steps=1000',)  # a run that left the numbers goes on without updates to its end
+IMAGES = ('fashion_mnist', 'cifar10')
+# AdamW as there, not Muon, whose steps have one length; so few steps are not worth compiling
+ON_CIFAR = ('opt=adamw', 'torchcompile=null', 'model_kwargs.exportable=false')
 CHANCE = math.log(10)  # loss of a model that knows nothing about ten classes
 CUT = 10  # of the pictures; where a loss that is no number goes too
 
 
-def stability_run(variant: str, rate: str, seed: int) -> Run:
+def stability_run(variant: str, rate: str, seed: int, images: str | None = None) -> Run:
     changes = (*VARIANTS[variant], *HARSH, f'lr={rate}', f'min_lr={rate}')
-    return Run(f'{variant}_lr{rate}', seed, (*changes, f'model_kwargs.seed={seed}'))
+    own = f'model_kwargs.seed={seed}'
+    if images == 'cifar10':
+        return Run(f'{variant}_lr{rate}_cifar10', seed, (*changes, *ON_CIFAR, own), CIFAR)
+    return Run(f'{variant}_lr{rate}', seed, (*changes, own))
 
 
 def experiment(runner: Runner) -> None:
-    with runner.table('stability', ('model', 'lr', 'seed'), report, plot) as table:
+    with runner.table(table_name('stability', runner.images, IMAGES), ('model', 'lr', 'seed'), report, plot) as table:
         grid = ((m, r, s) for s in range(SEEDS) for m in MODELS for r in RATES)
-        cases = {stability_run(m, r, s): (m, r) for m, r, s in grid if not table.has(model=m, lr=r, seed=s)}
+        left = [(m, r, s) for m, r, s in grid if not table.has(model=m, lr=r, seed=s)]
+        cases = {stability_run(m, r, s, runner.images): (m, r) for m, r, s in left}
         for run, _ in runner.train(cases):
             about = {'model': cases[run][0], 'lr': cases[run][1], 'seed': run.seed}
             points = read_rows(runner.folder(run) / 'steps.csv')
@@ -91,4 +99,4 @@ def cut(loss: float) -> float:
 
 
 if __name__ == '__main__':
-    sys.exit(main('stability', __doc__, experiment))
+    sys.exit(main('stability', __doc__, experiment, images=IMAGES))

@@ -15,7 +15,11 @@ VARIANTS = {
     'nprf_bias_abs': (ABSOLUTE,),
     'nprf_bias_fast': (FAST_BIAS,),
     'nprf_bias_fast_abs': (FAST_BIAS, ABSOLUTE),
+    **{f'nprf_bias_x{scale}': (f'rel_pos_lr_scale={scale}',) for scale in (3, 10, 100)},
+    'nprf_start': (),  # from a bias that falls with the distance, see experiments/bias_ablation.py
+    'nprf_start_fast': (FAST_BIAS,),
     'nprf_layer': (PER_LAYER,),
+    'nprf_layer_fast': (PER_LAYER, FAST_BIAS),
     'nprf_layer_abs': (PER_LAYER, ABSOLUTE),
     'nprf_no_positions': (NO_BIAS, 'model_kwargs.pos_embed=none'),
     'prf_bias_fast': (PLAIN, FAST_BIAS),

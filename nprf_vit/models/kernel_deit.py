@@ -14,7 +14,7 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from nprf_vit.layers import KernelBlock, RelPosBias, set_exportable
+from nprf_vit.layers import ConvPatchEmbed, KernelBlock, RelPosBias, set_exportable
 from nprf_vit.layers.attention_checks import check_kernel
 from nprf_vit.layers.prefix_bias import make_rel_pos_bias
 from nprf_vit.layers.rel_pos import check_extend, check_grid_size, check_rel_pos
@@ -25,6 +25,8 @@ from .token_mask import hide_pixels, pool_tokens, token_mask
 
 # timm's tools look for the filter in the module of the model's class
 __all__ = ['KernelVisionTransformer', 'checkpoint_filter_fn']
+
+STEMS: dict[str, Callable[..., nn.Module] | None] = {'patch': None, 'conv': ConvPatchEmbed}  # None: `embed_layer`
 
 # torch.fx looks for what to keep whole among the names of the module that calls it
 for _name in ('token_mask', 'hide_pixels', 'pool_tokens'):
@@ -88,6 +90,8 @@ class KernelVisionTransformer(VisionTransformer):
             (`reg_tokens`) have; see `nprf_vit.layers.PrefixRelPosBias`.
         pos_embed: Absolute position embedding, 'learn' or 'none'; by default learned where there is no bias.
         fc_norm: Norm after the pooling instead of before.
+        stem: 'patch', one convolution as large as a patch, or 'conv', small ones whose patches overlap; see
+            `nprf_vit.layers.ConvPatchEmbed`.
         **kwargs: The other arguments of timm's VisionTransformer.
     """
 
@@ -109,6 +113,7 @@ class KernelVisionTransformer(VisionTransformer):
         class_token: bool = False,
         pos_embed: str | None = None,
         fc_norm: bool = False,
+        stem: str = 'patch',
         embed_layer: Callable[..., nn.Module] = PatchEmbed,
         weight_init: str = '',
         **kwargs: Any,
@@ -123,6 +128,8 @@ class KernelVisionTransformer(VisionTransformer):
                 f"rel_pos='none', got patch_drop_rate={patch_drop_rate}"
             )
         check_extend(rel_pos_extend)
+        if stem not in STEMS:
+            raise ValueError(f'stem={stem!r}: expected one of {tuple(STEMS)}')
         check_divisible(img_size, patch_size)
         fixed_size = rel_pos_extend in ('cells', 'extend') and rel_pos_size is not None
         if rel_pos_size is None:
@@ -138,7 +145,7 @@ class KernelVisionTransformer(VisionTransformer):
             class_token=class_token,
             pos_embed=pos_embed,
             fc_norm=fc_norm,
-            embed_layer=partial(embed_layer, output_fmt='NHWC'),
+            embed_layer=partial(STEMS[stem] or embed_layer, output_fmt='NHWC'),
             block_fn=partial(
                 KernelBlock,
                 rel_pos_size=grid_size if rel_pos == 'layer' else None,

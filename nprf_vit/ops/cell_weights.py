@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -69,12 +69,15 @@ class DenseWeights:
             out.baddbmm_(c.transpose(1, 2), x[:, q])
         return out.view_as(sums)
 
-    def table_gradient(self, d_mixed: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-        """∂b_δ = Σ_{b-a=δ} c_ab ⟨W_a, U_b⟩, (K, 2h-1, 2w-1)."""
-        d_mixed, sums = self._by_head(d_mixed), self._by_head(sums)
+    def table_gradient(self, d_mixed: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]) -> torch.Tensor:
+        """∂b_δ = Σ_{b-a=δ} c_ab ⟨W_a, U_b⟩, (K, 2h-1, 2w-1); W and U in parts, whose products are added up."""
+        parts = [(self._by_head(w), self._by_head(u).transpose(1, 2)) for w, u in zip(d_mixed, sums)]
         out = torch.zeros_like(self.bias)
         for rows, (q, c) in zip(self.blocks, self._all()):
-            pairs = torch.bmm(d_mixed[:, q], sums.transpose(1, 2)).mul_(c)  # K, q, g
+            pairs = torch.bmm(parts[0][0][:, q], parts[0][1])  # K, q, g
+            for w, u in parts[1:]:
+                pairs.baddbmm_(w[:, q], u)
+            pairs.mul_(c)
             out[:, self.cells[0] - rows.stop : 2 * self.cells[0] - 1 - rows.start] += sum_offsets(pairs, self.cells)
         return out
 
@@ -155,15 +158,15 @@ class SpectralWeights:
         """X_b = Σ_a c_{b-a} W_a."""
         return self._apply(sums, torch.conj_physical(self.spectrum))
 
-    def table_gradient(self, d_mixed: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-        """∂b_δ = c_δ Σ_a ⟨W_a, U_{a+δ}⟩, (K, 2h-1, 2w-1)."""
-        d_mixed, sums = self._by_head(d_mixed), self._by_head(sums)
+    def table_gradient(self, d_mixed: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]) -> torch.Tensor:
+        """∂b_δ = c_δ Σ_a ⟨W_a, U_{a+δ}⟩, (K, 2h-1, 2w-1); W and U in parts, as `DenseWeights` has them."""
         cross = torch.zeros_like(self.spectrum[:, 0])
-        for e in self._channels(sums):
-            target, source = (self._transform(x[..., e]) for x in (d_mixed, sums))
-            cross += (torch.conj_physical(target) * source).sum(1)
+        for w, u in zip(map(self._by_head, d_mixed), map(self._by_head, sums)):
+            for e in self._channels(u):
+                target, source = (self._transform(x[..., e]) for x in (w, u))
+                cross += (torch.conj_physical(target) * source).sum(1)
         grad = self.c * toeplitz.table_from_spectrum(cross, self.padded, *self.cells)
-        return (grad.transpose(1, 2) if self.lying else grad).reshape(self.shape).to(sums.dtype)
+        return (grad.transpose(1, 2) if self.lying else grad).reshape(self.shape).to(sums[0].dtype)
 
     def _apply(self, sums: torch.Tensor, spectrum: torch.Tensor) -> torch.Tensor:
         x = self._by_head(sums)

@@ -191,7 +191,7 @@ def _positive(x: Projected, role: str, causal: bool, normalize: bool) -> torch.T
     scale = 0.5 * math.log(w.shape[-2])  # the 1/√M of φ, inside exp
     if normalize:  # nothing to stabilise: |w·x| ≤ ‖w‖, 19 or so for a head dim of 256
         exponent = projected.sub_(scale if role == 'query' else half_square + scale)
-        return exponent.clamp(min=_FLOOR[w.dtype], max=-_FLOOR[w.dtype]).exp_()
+        return exponent.clamp_(min=_FLOOR[w.dtype], max=-_FLOOR[w.dtype]).exp_()
     if role == 'query':
         # ‖q‖²/2 is the same for all features of a row, so it goes with the maximum
         exponent = projected.sub_(projected.detach().amax(-1, keepdim=True) + scale)

@@ -4,19 +4,23 @@ import struct
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import report
 from experiments import (
     ablations,
+    bias_ablation,
     bits_per_dim,
     command,
     conversion,
+    feature_dim,
     high_resolution,
     image_table,
     ordering,
     runs,
     stability,
 )
+from nprf_vit.engine.model import build_model
 from nprf_vit.engine.output import curves
 from nprf_vit.engine.output.csv_file import read_rows
 
@@ -28,8 +32,10 @@ EXPERIMENTS = {
     'bits_per_dim': (bits_per_dim, {'SEEDS': 1}),
     'high_resolution': (high_resolution, {}),
     'image_table': (image_table, {'SEEDS': 1, 'RATES': ('3e-3', '9e-3')}),
+    'bias_ablation': (bias_ablation, {'SHORT_SEEDS': 1, 'LONG_SEEDS': {}, 'LONGEST_OPTIONS': ('nprf_start',)}),
+    'feature_dim': (feature_dim, {'SEEDS': dict.fromkeys(feature_dim.FEATURES, 1)}),
 }
-ON_CIFAR = ('high_resolution', 'image_table')
+ON_CIFAR = ('high_resolution', 'image_table', 'bias_ablation', 'feature_dim')
 
 
 def run(name, *args, quick=True):
@@ -63,6 +69,39 @@ def test_quick_run_is_labelled_and_repeats_nothing_when_continued(name, tmp_path
     assert run(name, '--continue', str(tmp_path)) == 0
     assert read_rows(tmp_path / f'quick_{name}.csv') == rows
     assert f'{len(rows)} rows taken over from {tmp_path}/quick_{name}.csv' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('name', ['conversion', 'stability', 'bits_per_dim'])
+def test_other_images_have_tables_of_their_own(name, tmp_path, monkeypatch, capsys):
+    module, smaller = EXPERIMENTS[name]
+    monkeypatch.setattr(curves, 'available', False)
+    for constant, value in smaller.items():
+        monkeypatch.setattr(module, constant, value)
+    argv = ['--quick', '--images', 'cifar10', '--output', str(tmp_path)]
+    assert command.main(name, '', module.experiment, True, argv, module.IMAGES) == 0
+    assert [p.name for p in sorted(tmp_path.glob('*.csv'))] == [f'quick_{name}_cifar10.csv']
+    assert all('_cifar10' in folder.name for folder in (tmp_path / 'runs').iterdir())
+    argv[-1] = str(tmp_path / 'new')
+    assert command.main(name, '', module.experiment, True, [*argv, '--minutes', '-1'], module.IMAGES) == 75
+    assert f'experiments.{name} --continue {tmp_path}/new --quick --images cifar10' in capsys.readouterr().err
+
+
+def test_the_distance_start_is_all_that_differs(tmp_path, monkeypatch):
+    monkeypatch.setattr(curves, 'available', False)
+    at, fresh = (distance_run(tmp_path, name) for name in ('nprf_start', 'nprf_bias'))
+    assert at.keys() == fresh.keys()
+    assert [name for name in at if not torch.equal(at[name], fresh[name])] == ['rel_pos_bias.table']
+    table = at['rel_pos_bias.table']
+    assert table[:, 1, 1].tolist() == [0, 0] and table[0, 1, 0] == -1 and table[1, 0, 0] == -(0.125**0.5)
+
+
+def distance_run(folder, option):
+    args = command.parse('bias_ablation', '', True, ['--quick', '--output', str(folder / option)], ())
+    runner = command.make_runner('bias_ablation', args)
+    (run,) = bias_ablation.stage_runs(runner, option, bias_ablation.LONGEST)
+    if option == 'nprf_start':
+        bias_ablation.write_start(runner, run)
+    return build_model(runner.config(run)).state_dict()
 
 
 def test_each_command_begins_anew_and_the_newest_is_continued(one_case, capsys):
@@ -179,3 +218,18 @@ def test_datasets_share_a_file():
 def test_the_image_table_takes_runs_of_the_larger_sizes():
     case = high_resolution.cases(high_resolution.CIFAR10, 'nprf_bias_fast')[0]
     assert image_table.main_runs('nprf_bias_fast', image_table.FILE_RATE)[0] == high_resolution.trained_run(case)
+
+
+@pytest.mark.parametrize(('lead', 'chosen'), [(0.8, '9e-3'), (1.1, '2.7e-2')])
+def test_a_lead_within_the_noise_chooses_no_rate(tmp_path, lead, chosen):
+    table = runs.Table(tmp_path / 'image_table.csv', ('model',))
+    for rate, top in (('3e-3', 60), ('9e-3', 68), ('2.7e-2', 68 + lead)):
+        table.add({'model': 'nprf', 'stage': 'sweep', 'lr': rate, 'top1': top})
+    assert image_table.best_rate(table, 'nprf') == chosen
+
+
+def test_a_run_says_where_its_images_are():
+    (run, *_) = bits_per_dim.pixel_runs('prf', 'cifar10')
+    assert run.command().startswith(
+        'python train.py --config configs/cifar10_pixel_16px.yaml --data-dir DIR/cifar10_16px.npz --set model=prf_pixel'
+    )

@@ -5,12 +5,12 @@
 O(N·M·D + g²·M·D) time for g cells, or O(g log g·M·D) in place of g² by FFT; O(N(M+D) + g·M·D) memory.
 
 # B batch, K heads, N tokens, M features, D head dim, H×W grid, h×w cells (g = h·w), t places in a cell
-# A chunk is kc heads of bc batch items. Its tokens are (kc·g·bc, t, ·), the sums of its cells (kc·g·bc, M(D+1)): for
-# each cell and item the M·D sums of φk·v, then the M sums of φk.
+# A chunk is kc heads of bc batch items. Its tokens are (kc·g·bc, t, ·), the sums of its cells (kc·g·bc, ·).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -32,14 +32,12 @@ def forward(inputs: Inputs, grid: Grid, causal: bool, dtype: torch.dtype) -> Sum
     phi_q, phi_k, v, bias = inputs
     table, places = upright(bias, grid, v.device)
     seen = seen_cells(phi_k, table, places)
-    m, d = phi_q.shape[-1], v.shape[-1]
     num, den = v.new_empty(v.shape), v.new_empty(*v.shape[:-1], 1)
-    for b, heads, weights in _chunks(v, m, table, places, seen):
-        sums = _sums(places.gather(phi_k[b, heads], zero=True), places.gather(v[b, heads]))
-        mixed = weights.product(sums)
+    for b, heads, weights in _chunks(v, phi_q.shape[-1], table, places, seen):
+        mixed = _mix(weights.product, _sums(places.gather(phi_k[b, heads], zero=True), places.gather(v[b, heads])))
         queries = places.gather(phi_q[b, heads])  # kc·g·bc, t, M
-        places.scatter(torch.bmm(queries, _numerators(mixed, m, d)), num[b, heads])
-        places.scatter(torch.bmm(queries, mixed[:, m * d :, None]), den[b, heads])
+        places.scatter(torch.bmm(queries, mixed.of_values), num[b, heads])
+        places.scatter(torch.bmm(queries, mixed.of_ones), den[b, heads])
     return Sums(num, den.squeeze(-1))
 
 
@@ -52,26 +50,25 @@ def backward(
     seen = seen_cells(phi_k, table, places)
     if seen is not None and v.dtype == torch.float32:
         return narrow(backward(widen(inputs), grid, causal, torch.float64, grad.double(), bias_grad))
-    m, d = phi_q.shape[-1], v.shape[-1]
     d_q, d_k, d_v = (x.new_empty(x.shape) for x in (phi_q, phi_k, v))
     d_table = torch.zeros_like(table)
-    for b, heads, weights in _chunks(v, m, table, places, seen):
+    for b, heads, weights in _chunks(v, phi_q.shape[-1], table, places, seen):
         queries, keys = (places.gather(x[b, heads], zero=True) for x in (phi_q, phi_k))  # kc·g·bc, t, M
         values, g = places.gather(v[b, heads]), places.gather(grad[b, heads])
         g_num, g_den = g[..., :-1], g[..., -1:]
         sums, d_mixed = _sums(keys, values), _sums(queries, g_num, g_den)
         if bias_grad:
             d_table[heads] += weights.table_gradient(d_mixed, sums)
-        mixed = weights.product(sums)
-        part = torch.bmm(g_num, _numerators(mixed, m, d).transpose(1, 2))
-        places.scatter(part.addcmul_(g_den, mixed[:, None, m * d :]), d_q[b, heads])
-        d_sums = weights.transposed_product(d_mixed)
+        mixed = _mix(weights.product, sums)
+        part = torch.bmm(g_num, mixed.of_values.transpose(1, 2))
+        places.scatter(part.addcmul_(g_den, mixed.of_ones.transpose(1, 2)), d_q[b, heads])
+        d_sums = _mix(weights.transposed_product, d_mixed)
         if seen is not None:  # infinite where a zero key lies far above the maximum: times its values, NaN
-            d_sums.clamp_(-_LARGEST[v.dtype], _LARGEST[v.dtype])
-        d_states = _numerators(d_sums, m, d)
-        part = torch.bmm(values, d_states.transpose(1, 2))
-        places.scatter(part.add_(d_sums[:, None, m * d :]), d_k[b, heads])
-        places.scatter(torch.bmm(keys, d_states), d_v[b, heads])
+            for x in d_sums:
+                x.clamp_(-_LARGEST[v.dtype], _LARGEST[v.dtype])
+        part = torch.bmm(values, d_sums.of_values.transpose(1, 2))
+        places.scatter(part.add_(d_sums.of_ones.transpose(1, 2)), d_k[b, heads])
+        places.scatter(torch.bmm(keys, d_sums.of_values), d_v[b, heads])
     assert bias is not None  # `upright`
     return Gradients(d_q, d_k, d_v, BiasGradients(d_table.view_as(bias.table) if bias_grad else None))
 
@@ -121,19 +118,22 @@ def _on_cpu(v: torch.Tensor) -> bool:
     return v.device.type == 'cpu'
 
 
-def _sums(x: torch.Tensor, y: torch.Tensor, last: torch.Tensor | None = None) -> torch.Tensor:
-    """Σ_t x_tᵀ[y_t, last_t] of each cell, (cells, M(D+1)); `last` is ones if None."""
-    (cells, _, m), d = x.shape, y.shape[-1]
-    out = y.new_empty(cells, m * (d + 1))
-    torch.bmm(x.transpose(1, 2), y, out=_numerators(out, m, d))
+class _CellSums(NamedTuple):
+    """Of each cell and item. Two tensors: into a part of one, bmm multiplies one by one, 13 times as slow."""
+
+    of_values: torch.Tensor  # Σ φkᵀ v, (cells, M, D)
+    of_ones: torch.Tensor  # Σ φkᵀ, (cells, M, 1)
+
+
+def _sums(x: torch.Tensor, y: torch.Tensor, last: torch.Tensor | None = None) -> _CellSums:
+    """Σ_t x_tᵀ[y_t, last_t] of each cell; `last` is ones if None."""
+    x = x.transpose(1, 2)  # cells, M, t
     # a column of ones in y would do both at once, but 65 columns cost a quarter more than 64 and a sum
-    out[:, m * d :] = x.sum(1) if last is None else torch.bmm(x.transpose(1, 2), last).squeeze(-1)
-    return out
+    return _CellSums(torch.bmm(x, y), x.sum(2, keepdim=True) if last is None else torch.bmm(x, last))
 
 
-def _numerators(sums: torch.Tensor, m: int, d: int) -> torch.Tensor:
-    """The part (cells, M, D) of the sums (cells, M(D+1)) that belongs to values."""
-    return sums[:, : m * d].unflatten(1, (m, d))
+def _mix(product: Callable[[torch.Tensor], torch.Tensor], sums: _CellSums) -> _CellSums:
+    return _CellSums(*map(product, sums))
 
 
 def _spectral_cost(cells: Grid) -> float:

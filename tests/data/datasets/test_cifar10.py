@@ -8,8 +8,10 @@ import pytest
 from PIL import Image
 
 from experiments import cifar10 as converter
+from experiments import cifar10_arrays
 from nprf_vit.config.yaml_file import make_config
 from nprf_vit.data.datasets import cifar10
+from nprf_vit.data.datasets.arrays import read_arrays
 from nprf_vit.data.datasets.cifar10 import CHECKSUMS, Cifar10, checksum
 from nprf_vit.data.datasets.images import open_source
 from nprf_vit.data.datasets.pixels import open_pixels
@@ -123,3 +125,22 @@ def test_the_published_file_itself_is_taken(root, monkeypatch):
         Cifar10(root, 'test')
     monkeypatch.setitem(cifar10._PUBLISHED, 'test_batch', cifar10._md5(path))
     assert len(Cifar10(root, 'test')) == COUNT
+
+
+def test_smaller_arrays_hold_means_of_squares(package, root, capsys):
+    capsys.readouterr()
+    assert cifar10_arrays.main([str(root), '16']) == 0
+    path = root / 'cifar10_16px.npz'
+    assert capsys.readouterr().out == f'{path}\n'
+    small = read_arrays(path, 'validation')
+    large = pixels_of(package, 'test_batch').astype(float)
+    means = (large[:, ::2, ::2] + large[:, 1::2, ::2] + large[:, ::2, 1::2] + large[:, 1::2, 1::2]) / 4
+    assert len(small) == COUNT
+    assert all(np.abs(small[i] - means[i]).max() <= 0.5 for i in range(COUNT))
+
+
+@pytest.mark.parametrize('side', [0, 5, 33])
+def test_sides_that_do_not_divide_are_refused(root, side, capsys):
+    capsys.readouterr()
+    assert cifar10_arrays.main([str(root), str(side)]) == 2
+    assert capsys.readouterr().err == f'error: CIFAR-10 at {side} pixels: expected a divisor of 32\n'
