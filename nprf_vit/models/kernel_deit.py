@@ -130,6 +130,8 @@ class KernelVisionTransformer(VisionTransformer):
         check_extend(rel_pos_extend)
         if stem not in STEMS:
             raise ValueError(f'stem={stem!r}: expected one of {tuple(STEMS)}')
+        if STEMS[stem] is not None and embed_layer is not PatchEmbed:
+            raise ValueError(f"stem={stem!r} is an embed_layer itself: expected stem='patch' beside another one")
         check_divisible(img_size, patch_size)
         fixed_size = rel_pos_extend in ('cells', 'extend') and rel_pos_size is not None
         if rel_pos_size is None:

@@ -5,6 +5,7 @@ import timm
 import torch
 
 import nprf_vit  # noqa: F401  registers the models
+from nprf_vit.layers import ConvPatchEmbed
 
 SMALL = {'embed_dim': 32, 'depth': 2, 'num_heads': 2, 'num_classes': 5, 'patch_size': 4, 'stem': 'conv'}
 
@@ -69,3 +70,6 @@ def test_what_it_refuses():
             build(**changes)
     with pytest.raises(ValueError, match="the patch size of a model with stem='conv' is fixed: expected 4x4, got 8"):
         build().set_input_size(patch_size=8)
+    with pytest.raises(ValueError, match="stem='conv' is an embed_layer itself: expected stem='patch'"):
+        build(embed_layer=ConvPatchEmbed)
+    assert isinstance(build(stem='patch', embed_layer=ConvPatchEmbed).patch_embed, ConvPatchEmbed)
