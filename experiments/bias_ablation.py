@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from benchmarks.report import save_figure
 from experiments.command import main
-from experiments.image_table import FILE_RATE, main_runs, sweep_run
+from experiments.image_table import FILE_RATE, main_runs, shared_runs, sweep_run
 from experiments.pictures import dots
 from experiments.runs import Run, Runner, Table, check_data, with_spread
 from nprf_vit.engine.model import build_model
@@ -97,7 +97,7 @@ def fill(runner: Runner, table: Table, epochs: int, wanted: dict[Run, str]) -> N
         check_data(runner.config(started_runs[0]))  # before anything is written
     for run in started_runs:
         write_start(runner, run)
-    for run, last in runner.train(left):
+    for run, last in shared_runs(runner, left):
         row = {'option': left[run], 'epochs': epochs, 'seed': run.seed}
         row |= {name: f'{float(last[name]):.6g}' for name in ('train_loss', 'top1', 'loss')}
         table.add({**row, 'command': run.command().replace(str(runner.work), 'RUNS')})

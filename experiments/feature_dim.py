@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.report import save_figure
 from experiments.command import main
-from experiments.image_table import FILE_RATE, main_runs
+from experiments.image_table import FILE_RATE, main_runs, shared_runs
 from experiments.pictures import dots
 from experiments.runs import CIFAR, Run, Runner, Table, with_spread
 from experiments.variants import runs
@@ -32,7 +32,7 @@ def experiment(runner: Runner) -> None:
         wanted = [(run, m) for m in FEATURES for run in feature_runs(m)]
         wanted.sort(key=lambda pair: pair[0].seed)  # one run of each before the second of any
         left = {run: m for run, m in wanted if not table.has(features=m, seed=run.seed)}
-        for run, last in runner.train(left):
+        for run, last in shared_runs(runner, left):
             row = {'features': left[run], 'seed': run.seed}
             row |= {name: f'{float(last[name]):.6g}' for name in ('train_loss', 'top1', 'loss')}
             table.add({**row, 'command': run.command()})

@@ -10,6 +10,7 @@ python -m experiments.image_table --quick           tiny models on the embedded 
 
 import math
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.report import save_figure
@@ -17,6 +18,7 @@ from experiments.command import main
 from experiments.pictures import dots
 from experiments.runs import CIFAR, Run, Runner, Table, with_spread
 from experiments.variants import LABELS, runs
+from nprf_vit.engine.output.csv_file import read_rows
 
 SEEDS, RATES = 3, ('3e-3', '9e-3', '2.7e-2')
 FILE_RATE = '9e-3'  # of configs/cifar10_small.yaml
@@ -56,6 +58,17 @@ def fill(runner: Runner, table: Table, stage: str, wanted: dict[Run, tuple[str, 
         row = {'model': model, 'stage': stage, 'lr': rate, 'seed': run.seed, 'epochs': last['epoch']}
         row |= {name: f'{float(last[name]):.6g}' for name in ('train_loss', 'top1', 'loss')}
         table.add({**row, 'command': run.command()})
+
+
+def shared_runs(runner: Runner, wanted: Iterable[Run]) -> Iterator[tuple[Run, dict[str, str]]]:
+    """As `Runner.train`, for other experiments: what the image table in the same folder has is not trained again."""
+    wanted, path = list(wanted), runner.report.path('image_table.csv')
+    rows = {row['command']: row for row in (read_rows(path) if path.is_file() else []) if row['train_loss']}
+    found = {run: rows[run.command()] for run in wanted if run.command() in rows}
+    if found:
+        print(f'{len(found)} runs taken over from {path}: {", ".join(run.name for run in found)}')
+    yield from found.items()
+    yield from runner.train(run for run in wanted if run not in found)
 
 
 def best_rate(table: Table, variant: str) -> str:

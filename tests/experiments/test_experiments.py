@@ -220,6 +220,19 @@ def test_the_image_table_takes_runs_of_the_larger_sizes():
     assert image_table.main_runs('nprf_bias_fast', image_table.FILE_RATE)[0] == high_resolution.trained_run(case)
 
 
+def test_what_the_image_table_has_is_not_trained_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runs.Runner, 'train', lambda self, wanted: ((each, {'top1': 'trained'}) for each in wanted))
+    runner = runs.Runner(tmp_path, report.Report(tmp_path, False), None, 1, None)
+    first, second, third = image_table.main_runs('nprf', image_table.FILE_RATE)
+    assert [last['top1'] for _, last in image_table.shared_runs(runner, [first])] == ['trained']
+    table = runs.Table(tmp_path / 'image_table.csv', ('model',))
+    table.add({'train_loss': '0.5', 'top1': '80', 'command': second.command()})
+    table.add({'train_loss': '', 'top1': '81', 'command': third.command()})  # of another machine, top-1 only
+    found = {run.seed: last['top1'] for run, last in image_table.shared_runs(runner, [first, second, third])}
+    assert found == {0: 'trained', 1: '80', 2: 'trained'}
+    assert '1 runs taken over from' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(('lead', 'chosen'), [(0.8, '9e-3'), (1.1, '2.7e-2')])
 def test_a_lead_within_the_noise_chooses_no_rate(tmp_path, lead, chosen):
     table = runs.Table(tmp_path / 'image_table.csv', ('model',))
