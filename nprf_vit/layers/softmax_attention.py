@@ -10,6 +10,8 @@ from nprf_vit.ops.bias import DenseBias
 from nprf_vit.ops.checks import is_empty
 from nprf_vit.ops.key_mask import hide_blind_rows, hide_keys, sees_a_key
 
+PLAIN_SCORES = 2**26  # at most so many of them at a time: 256 MB
+
 
 def softmax_attention(
     q: torch.Tensor,
@@ -34,7 +36,10 @@ def softmax_attention(
     if is_empty(q):  # torch's has no gradients then, and DDP waits for some
         scores = q @ k.transpose(-1, -2)
         return (scores if bias is None else scores + bias.matrix.to(q.dtype)) @ v
-    if key_mask is None and bias is None:
+    plain = plain_is_faster(q, k, v)
+    if key_mask is None and bias is None and not (plain and causal):
+        if plain:
+            return plain_attention(q, k, v, None, dropout_p, scale)
         return F.scaled_dot_product_attention(q, k, v, None, dropout_p, is_causal=causal, scale=scale)
     visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=q.device)
     if causal:
@@ -49,5 +54,29 @@ def softmax_attention(
     else:
         mask = bias.matrix.to(q.dtype)
         mask = mask.masked_fill(~visible, float('-inf')) if causal or key_mask is not None else mask
-    z = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale)
+    attend = plain_attention if plain else F.scaled_dot_product_attention
+    z = attend(q, k, v, mask, dropout_p, scale=scale)
     return z if key_mask is None else hide_blind_rows(z, key_mask, causal)
+
+
+def plain_is_faster(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether to train without torch's fused attention, which on a CPU takes twice the time in bfloat16 and more."""
+    trained = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    half = q.dtype in (torch.bfloat16, torch.float16)
+    return q.device.type == 'cpu' and half and trained and q[..., 0].numel() * k.shape[-2] <= PLAIN_SCORES
+
+
+def plain_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+) -> torch.Tensor:
+    """As torch's scaled_dot_product_attention, with scores in float32 as there."""
+    with torch.autocast(q.device.type, enabled=False):
+        scores = (q.float() * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.float().transpose(-1, -2)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float('-inf')) if mask.dtype == torch.bool else scores + mask
+        return F.dropout(scores.softmax(-1).to(v.dtype), dropout_p) @ v
