@@ -4,6 +4,7 @@ from benchmarks import report
 from benchmarks.report import read_csv
 from experiments import (
     ablations,
+    bias_ablation,
     bits_per_dim,
     canvases,
     conversion,
@@ -48,14 +49,20 @@ def approximation_samples() -> list[dict]:
     ]
 
 
-def conversions() -> list[dict]:
+def conversions(name: str) -> list[dict]:
     chosen = {'model', 'R', 'softmax', *(f'm = {m}' for m in (4, 16, 32, 64, 256, 1024))}
-    return [{k: v for k, v in row.items() if k in chosen} for row in conversion.report(shipped('conversion'))]
+    return [{k: v for k, v in row.items() if k in chosen} for row in conversion.report(shipped(name))]
 
 
 def orders() -> list[dict]:
     names = {'top-1': '600 steps', 'three times as long': '1800 steps, three runs'}
     return [{names.get(k, k): v for k, v in row.items()} for row in ordering.report(shipped('ordering'))]
+
+
+def codecs() -> list[dict]:
+    found = {(row['way'], row['pixels']): row['bits_per_dim'] for row in read_csv(report.RESULTS / 'codecs.csv')}
+    bits = {way: {f'{s}×{s} px': f'{found[way, f"{s}x{s}"]:.2f}' for s in (16, 32)} for way, _ in found}
+    return [{'without a network': way, **both} for way, both in bits.items()]
 
 
 def resolutions(images: str) -> list[dict]:
@@ -88,10 +95,15 @@ def cell_photograph() -> list[dict]:
 TABLES = {
     'approximation': approximation,
     'approximation_samples': approximation_samples,
-    'conversion': conversions,
+    'conversion': lambda: conversions('conversion'),
+    'conversion_cifar10': lambda: conversions('conversion_cifar10'),
     'ablations': lambda: ablations.report(shipped('ablations')),
     'ordering': orders,
     'image_table': lambda: image_table.report(shipped('image_table')),
+    'bias_ablation': lambda: bias_ablation.report(shipped('bias_ablation')),
+    'stability_cifar10': lambda: stability.report(shipped('stability_cifar10')),
+    'bits_per_dim_cifar10': lambda: bits_per_dim.report(shipped('bits_per_dim_cifar10')),
+    'codecs': codecs,
     'stability': lambda: stability.report(shipped('stability')),
     'bits_per_dim': lambda: bits_per_dim.report(shipped('bits_per_dim')),
     'high_resolution_cifar10': lambda: resolutions('CIFAR-10'),

@@ -17,6 +17,7 @@ from nprf_vit.config.yaml_file import dump_config, load_config, override
 from nprf_vit.engine.checkpoint.file import read_checkpoint
 
 WEIGHTS, SUMS = 'model.safetensors', 'SHA256SUMS'
+METRICS = ('top1', 'top5', 'bpd', 'bpd_se', 'loss')  # as far as the task has them
 
 
 def publish(run: Path, output: Path) -> dict[str, float]:
@@ -31,7 +32,7 @@ def publish(run: Path, output: Path) -> dict[str, float]:
     (output / 'config.yaml').write_text(dump_config(config), encoding='utf-8')
     shutil.copyfile(run / 'summary.csv', output / 'summary.csv')
     (output / SUMS).write_text(''.join(f'{digest(output / name)}  {name}\n' for name in (WEIGHTS, 'config.yaml')))
-    return {name: metrics[name] for name in ('top1', 'top5', 'loss')}
+    return {name: metrics[name] for name in METRICS if name in metrics}
 
 
 def digest(path: Path) -> str:

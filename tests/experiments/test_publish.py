@@ -8,9 +8,11 @@ from safetensors import safe_open
 from experiments import publish
 from nprf_vit.config.yaml_file import load_config
 from nprf_vit.engine.model import build_model, load_exact, read_weights
+from nprf_vit.engine.train import train
 from nprf_vit.engine.validate import validate
 
 from ..engine.running import ONE, run_here
+from ..engine.tasks import test_pixel
 
 SHIPPED = sorted((Path(__file__).parents[2] / 'docs' / 'results').glob(f'*/{publish.SUMS}'))
 
@@ -34,6 +36,13 @@ def test_published_weights_repeat_the_number(tmp_path, capsys):
     assert metrics['top1'] == row['top1']
     with safe_open(tmp_path / 'out' / publish.WEIGHTS, 'pt') as file:
         assert file.metadata()['epoch'] == '2'
+
+
+def test_a_model_of_pixels_is_published_with_its_bits(tmp_path):
+    row = train(test_pixel.config(epochs=2, val_limit=20), ONE, tmp_path / 'run')
+    metrics = publish.publish(tmp_path / 'run', tmp_path / 'out')
+    check(tmp_path / 'out')
+    assert metrics == {name: row[name] for name in ('bpd', 'bpd_se', 'loss')}
 
 
 @pytest.mark.parametrize('folder', [path.parent for path in SHIPPED], ids=lambda path: path.name)
