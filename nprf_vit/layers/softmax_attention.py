@@ -10,7 +10,7 @@ from nprf_vit.ops.bias import DenseBias
 from nprf_vit.ops.checks import is_empty
 from nprf_vit.ops.key_mask import hide_blind_rows, hide_keys, sees_a_key
 
-PLAIN_SCORES = 2**26  # at most so many of them at a time: 256 MB
+PLAIN_SCORES = 2**23  # at most so many of them at a time, 50 MB to be kept for the backward pass
 
 
 def softmax_attention(
