@@ -44,7 +44,8 @@ def on_cifar10(*variants: str) -> list[str]:
 
 
 def bits(*variants: str) -> list[str]:
-    return [mean('bits_per_dim', 'ema_bpd', f'pixel_{variant}', 2) for variant in variants]
+    """Of CIFAR-10 at 16×16 pixels."""
+    return [mean('bits_per_dim_cifar10', 'ema_bpd', f'pixel_{variant}_cifar10', 2) for variant in variants]
 
 
 def last_epoch(run: str) -> list[str]:
@@ -161,7 +162,7 @@ QUOTES = {
             *converted('softmax'),
         ],
         'CIFAR-10, 20 epochs: {}, {}, {}, {}, all': lambda: on_cifar10('softmax', 'nprf_bias_fast', 'prf', 'nprf'),
-        '| {}, {} | `experiments.bits_per_dim` |': lambda: bits('nprf_bias_fast', 'prf'),
+        'CIFAR-10 at 16×16 pixels: {}, {} |': lambda: bits('nprf_bias_fast', 'prf'),
         'With one learning rate it has {} top-1 and {} bits/dim.': lambda: [
             *on_cifar10('nprf_bias'),
             *bits('nprf_bias'),

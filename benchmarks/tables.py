@@ -19,7 +19,7 @@ from experiments.claim_tables import TABLES as CLAIMS
 
 ROOT = Path(__file__).parent.parent
 TABLES = SPEED | CLAIMS
-BLOCK = re.compile(r'(<!-- table (\w+) -->\n).*?(\n<!-- end -->)', re.S)
+BLOCK = re.compile(r'(<!-- table (\w+) -->\n)(?:.*?\n)??(<!-- end -->)', re.S)  # a new one has no lines yet
 NUMBER = r'([\d.,]*\d)'
 
 
@@ -29,7 +29,7 @@ def documents() -> list[Path]:
 
 def update(text: str, name: str) -> str:
     """The text of a document, its tables and figures as the CSV files have them."""
-    text = BLOCK.sub(lambda block: block[1] + markdown(TABLES[block[2]]()) + block[3], text)
+    text = BLOCK.sub(lambda block: f'{block[1]}{markdown(TABLES[block[2]]())}\n{block[3]}', text)
     for words, figures in QUOTES.get(name, {}).items():
         text = replace_figures(text, words, figures(), name)
     return text

@@ -4,7 +4,6 @@ from benchmarks import report
 from benchmarks.report import read_csv
 from experiments import (
     ablations,
-    bias_ablation,
     bits_per_dim,
     canvases,
     conversion,
@@ -96,12 +95,9 @@ TABLES = {
     'approximation': approximation,
     'approximation_samples': approximation_samples,
     'conversion': lambda: conversions('conversion'),
-    'conversion_cifar10': lambda: conversions('conversion_cifar10'),
     'ablations': lambda: ablations.report(shipped('ablations')),
     'ordering': orders,
     'image_table': lambda: image_table.report(shipped('image_table')),
-    'bias_ablation': lambda: bias_ablation.report(shipped('bias_ablation')),
-    'stability_cifar10': lambda: stability.report(shipped('stability_cifar10')),
     'bits_per_dim_cifar10': lambda: bits_per_dim.report(shipped('bits_per_dim_cifar10')),
     'codecs': codecs,
     'stability': lambda: stability.report(shipped('stability')),

@@ -52,6 +52,13 @@ def test_a_changed_figure_is_noticed_and_written(other_results):
         assert len(old.splitlines()) == len(new.splitlines())
 
 
+def test_a_new_table_has_no_lines_yet_and_takes_none_of_what_follows():
+    old = '<!-- table codecs -->\n<!-- end -->\n\nText.\n\n<!-- table cell_photograph -->\nold\n<!-- end -->\n'
+    new = tables.update(old, 'a.md')
+    assert '\n| WebP |' in new and '\n<!-- end -->\n\nText.\n\n<!-- table cell_photograph -->\n| bias |' in new
+    assert 'old' not in new and tables.update(new, 'a.md') == new
+
+
 def test_a_changed_figure_in_a_sentence_is_noticed_and_written(other_results):
     path = other_results / 'fashion_mnist' / 'summary.csv'
     path.write_text(path.read_text().replace('91.81', '81.18'))
