@@ -28,8 +28,10 @@ def error(radius: float, m: int) -> str:
 
 
 def converted(model: str) -> tuple[str, str]:
-    """Top-1 before and after the switch to 64 features."""
-    tops = {m: [r['top1'] for r in rows('conversion') if (r['model'], r['features']) == (model, m)] for m in (0, 64)}
+    """Top-1 on CIFAR-10 before and after the switch to 64 features."""
+    tops = {
+        m: [r['top1'] for r in rows('conversion_cifar10') if (r['model'], r['features']) == (model, m)] for m in (0, 64)
+    }
     return tuple(f'{statistics.fmean(values):.1f}' for values in tops.values())
 
 

@@ -95,6 +95,7 @@ TABLES = {
     'approximation': approximation,
     'approximation_samples': approximation_samples,
     'conversion': lambda: conversions('conversion'),
+    'conversion_cifar10': lambda: conversions('conversion_cifar10'),
     'ablations': lambda: ablations.report(shipped('ablations')),
     'ordering': orders,
     'image_table': lambda: image_table.report(shipped('image_table')),
