@@ -158,10 +158,11 @@ QUOTES = {
             times_sdpa(),
         ],
         '{} from 16 features at norm 1, {} from 1024 at norm 2': lambda: [error(1, 16), error(2, 1024)],
-        'normalized with bias {} → {}, normalized {} → {}, standard {} → {}': lambda: [
+        'normalized with bias {} → {}, normalized {} → {}, standard {} → {}, with bias {} → {}': lambda: [
             *converted('nsoftmax_bias_fast'),
             *converted('nsoftmax'),
             *converted('softmax'),
+            *converted('softmax_bias_fast'),
         ],
         'CIFAR-10, 20 epochs: {}, {}, {}, {}, all': lambda: on_cifar10('softmax', 'nprf_bias_fast', 'prf', 'nprf'),
         'CIFAR-10 at 16×16 pixels: {}, {} |': lambda: bits('nprf_bias_fast', 'prf'),

@@ -4,6 +4,7 @@ from benchmarks import report
 from benchmarks.report import read_csv
 from experiments import (
     ablations,
+    bias_ablation,
     bits_per_dim,
     canvases,
     conversion,
@@ -64,6 +65,11 @@ def codecs() -> list[dict]:
     return [{'without a network': way, **both} for way, both in bits.items()]
 
 
+def without_empty_columns(rows: list[dict]) -> list[dict]:
+    """Of stages that were not run."""
+    return [{k: v for k, v in row.items() if any(each[k] for each in rows)} for row in rows]
+
+
 def resolutions(images: str) -> list[dict]:
     rows = high_resolution.report(shipped('high_resolution'))
     return [{k: v for k, v in row.items() if k != 'images'} for row in rows if row['images'] == images]
@@ -101,6 +107,8 @@ TABLES = {
     'image_table': lambda: image_table.report(shipped('image_table')),
     'bits_per_dim_cifar10': lambda: bits_per_dim.report(shipped('bits_per_dim_cifar10')),
     'codecs': codecs,
+    'bias_ablation': lambda: without_empty_columns(bias_ablation.report(shipped('bias_ablation'))),
+    'stability_cifar10': lambda: stability.report(shipped('stability_cifar10')),
     'stability': lambda: stability.report(shipped('stability')),
     'bits_per_dim': lambda: bits_per_dim.report(shipped('bits_per_dim')),
     'high_resolution_cifar10': lambda: resolutions('CIFAR-10'),
