@@ -46,7 +46,7 @@ def on_cifar10(*variants: str) -> list[str]:
 
 
 def bits(*variants: str) -> list[str]:
-    """Of CIFAR-10 at 16×16 pixels."""
+    """Bits per dimension of CIFAR-10 at 16×16 pixels."""
     return [mean('bits_per_dim_cifar10', 'ema_bpd', f'pixel_{variant}_cifar10', 2) for variant in variants]
 
 

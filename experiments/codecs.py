@@ -16,13 +16,13 @@ from PIL import Image
 
 from benchmarks.report import Report, options
 from experiments.cifar10_arrays import shrink
+from experiments.histogram import bits_per_image
 from nprf_vit.data.datasets.cifar10 import Cifar10
 from nprf_vit.data.datasets.digits import Digits
 from nprf_vit.errors import InputError
 
 SIDES = (16, 32)
 LEVELS = 256
-PRIOR = 0.1  # added to every count, as in experiments/histogram.py
 TOGETHER = 500  # images in a file
 # how Pillow is asked for small files without loss; WebP's quality of 100 takes 28 times as long for 0.02 bits less
 FORMATS = {
@@ -45,19 +45,9 @@ def file_bits(images: np.ndarray, how: dict) -> float:
     return 8 * size / images.size
 
 
-def histogram_bits(train: np.ndarray, test: np.ndarray) -> float:
-    """Bits per byte of the test images by how often each value stood at a byte's place in the training images."""
-    train, test = (images.reshape(len(images), -1) for images in (train, test))
-    places = train.shape[1]
-    cells = np.arange(places) * LEVELS
-    counts = np.bincount((train + cells).ravel(), minlength=places * LEVELS).reshape(places, LEVELS) + PRIOR
-    bits = -np.log2(counts / counts.sum(1, keepdims=True)).ravel()
-    return float(bits[test + cells].mean())
-
-
 def measure(train: np.ndarray, test: np.ndarray) -> list[dict]:
     """A row per way; RGB images of bytes."""
-    found = {'histogram per byte': histogram_bits(train, test)}
+    found = {'histogram per byte': float(bits_per_image(train, test, LEVELS).mean())}
     found |= {name: file_bits(test, how) for name, how in FORMATS.items()}
     about = {'pixels': f'{test.shape[2]}x{test.shape[1]}', 'images': len(test)}
     return [{**about, 'way': name, 'bits_per_dim': f'{bits:.4f}'} for name, bits in found.items()]

@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks.report import RESULTS, read_csv
 from experiments import codecs
+from experiments.histogram import PRIOR, bits_per_image
 
 
 def test_histogram_is_the_mean_of_what_each_byte_costs():
@@ -15,8 +16,8 @@ def test_histogram_is_the_mean_of_what_each_byte_costs():
     for image in test:
         for place in np.ndindex(2, 3, 3):
             seen = [int(each[place]) for each in train].count(int(image[place]))
-            expected.append(-np.log2((seen + codecs.PRIOR) / (40 + 256 * codecs.PRIOR)))
-    assert codecs.histogram_bits(train, test) == pytest.approx(np.mean(expected))
+            expected.append(-np.log2((seen + PRIOR) / (40 + 256 * PRIOR)))
+    assert bits_per_image(train, test, 256).mean() == pytest.approx(np.mean(expected))
 
 
 @pytest.mark.parametrize('name', codecs.FORMATS)
