@@ -59,10 +59,10 @@ def softmax_attention(
 
 
 def plain_is_faster(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether to train without torch's fused attention, which on a CPU takes 1.4 to 2.1 times as long in bfloat16."""
+    """Whether to train without torch's fused attention: a small compiled model in bfloat16 on a CPU is 1.7x as fast."""
     trained = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    return q.device.type == 'cpu' and half and trained and q[..., 0].numel() * k.shape[-2] <= PLAIN_SCORES
+    wanted = trained and q.device.type == 'cpu' and q.dtype == torch.bfloat16
+    return wanted and q[..., 0].numel() * k.shape[-2] <= PLAIN_SCORES
 
 
 def plain_attention(
